@@ -1,0 +1,99 @@
+"""The CPU backend: Numba-compiled lane kernels on a team of threads. Always there, always last, supports everything in `kernels/`."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+
+from engine.backend import HOST, Backend, BufferType, Capabilities, Device, DeviceType, KernelRow, KernelTable
+from engine.backends.cpu.cache import ObjectCache
+from engine.backends.cpu.compile import Compiler
+from engine.backends.cpu.features import features
+from engine.backends.cpu.layouts import PackedBufferType
+from engine.backends.cpu.plan import CpuPlan, Launch, build
+from engine.backends.cpu.team import Native, Team, allowed_threads, thread_count
+from engine.binding import bind
+from engine.op import Op, Step
+from engine.rewrite import insert_conversions
+from engine.settings import settings
+from engine.tensor import Tensor
+
+
+class CpuBackend(Backend):
+    """One team of threads on the cores this process may use.
+
+    Args:
+        ops: what its kernel table holds.
+        threads: 1 to 1,024, 0 for the setting or all allowed cores.
+        lanes: SIMD width, 0 for the CPU's own.
+    """
+
+    name = "cpu"
+
+    def __init__(self, ops: Sequence[Op], threads: int = 0, lanes: int = 0) -> None:
+        self.features = features(lanes)
+        self.table = KernelTable(ops, self.features.lanes)
+        self.packed = PackedBufferType(self.features.lanes)
+        self.buffer_type: BufferType = HOST
+        self.device = Device("cpu", _description(), DeviceType.CPU, "cpu:0",
+                             Capabilities(buffer_from_host_memory=True, mmap=True), _memory)
+        self.n_threads = thread_count(threads or settings().threads)
+        cache = ObjectCache(settings().cache_dir / "kernels", settings().cache_limit_mb << 20)
+        self.compiler = Compiler(cache)
+        self._team: Team | None = None
+
+    @classmethod
+    def discover(cls, ops: Sequence[Op]) -> list[Backend]:
+        return [cls(ops)]
+
+    @property
+    def team(self) -> Team:
+        if self._team is None:
+            self._team = Team(self.n_threads, Native(self.compiler.cache))
+        return self._team
+
+    @property
+    def weight_types(self) -> Sequence[BufferType]:
+        return (self.packed, HOST)
+
+    def reads(self, type: BufferType) -> bool:
+        return type is HOST or type is self.packed
+
+    def optimize(self, nodes: Sequence[Tensor]) -> list[Step]:
+        return insert_conversions(self.table, nodes)
+
+    def launches(self, step: Step, variant: str | None = None) -> list[Launch]:
+        """The launches of a step, with the variant its table picks or the one asked for."""
+        call = self.table.call(step)
+        row, why = self.table.lookup(call, variant)
+        assert isinstance(row, KernelRow), f"{step.out}: {why}"
+        return [Launch(step, row.name, b) for b in bind(call, row.variant)]
+
+    def prepare(self, steps: Sequence[Step]) -> CpuPlan:
+        return build([one for step in steps for one in self.launches(step)], self.compiler, self.team, self.features)
+
+    def close(self) -> None:
+        if self._team is not None:
+            self._team.close()
+            self._team = None
+
+
+def _description() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return f"{line.partition(':')[2].strip()}, {allowed_threads()} of {os.cpu_count()} cores"
+    except OSError:
+        pass
+    return f"{platform.machine()}, {allowed_threads()} of {os.cpu_count()} cores"
+
+
+def _memory() -> tuple[int | None, int | None]:
+    """Total and available bytes of the machine."""
+    try:
+        facts = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        return tuple(int(facts[k].split()[0]) * 1024 for k in ("MemTotal", "MemAvailable"))  # type: ignore[return-value]
+    except (OSError, KeyError, ValueError):
+        return None, None

@@ -1,0 +1,51 @@
+"""The entry of a kernel as a Numba function: one intrinsic whose code is the lowered kernel. Needed only when something is compiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import llvmlite.binding as llvm
+from llvmlite import ir
+from numba import cfunc, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from engine.backends.cpu.lower import lower
+from engine.backends.cpu.words import Features
+from engine.lang.tree import Kernel
+
+
+def object_code(kernel: Kernel, features: Features, symbol: str) -> bytes:
+    """Numba compiles `void f(int64 params, int64 begin, int64 end)`; its object code, with the entry under `symbol`."""
+
+    @intrinsic
+    def body(typing: Any, params: Any, begin: Any, end: Any) -> Any:
+        def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            lower(builder, kernel, features, args)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64, types.int64), code
+
+    def entry(params, begin, end):  # type: ignore[no-untyped-def]
+        body(params, begin, end)
+
+    return c_object(entry, types.void(types.int64, types.int64, types.int64), symbol)
+
+
+def c_object(function: Any, signature: Any, symbol: str) -> bytes:
+    """Object code of a Python function compiled by Numba, callable from C under `symbol`; it holds no reference to this process."""
+    compiled = cfunc(signature, nopython=True, error_model="numpy", nogil=True)(function)
+    library = compiled._library
+    module = llvm.parse_assembly(str(library._final_module))
+    for f in module.functions:
+        if f.name == compiled.native_name:
+            f.name = symbol
+        elif not f.is_declaration:
+            f.linkage = "internal"
+    machine = library.codegen._tm
+    passes = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=1))
+    passes.getModulePassManager().run(module, passes)
+    return machine.emit_object(module)
+
+
+__all__ = ["c_object", "cgutils", "ir", "object_code"]

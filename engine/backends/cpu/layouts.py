@@ -1,0 +1,104 @@
+"""Weights interleaved for the CPU: N rows of blocks side by side, field by field and unit by unit.
+
+Block b of the N rows of a group takes N blocks' bytes; unit k of a field lies N times, once a row. Rows are padded to a multiple of N
+with zero blocks (scale 0), which `get` leaves out.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.backend import AsIf, Buffer, BufferType, aligned_zeros
+from engine.dtypes import UNIT_NBYTES, WEIGHT_BLOCKS, DType
+from engine.errors import AllocationError
+from engine.tensor import Tensor
+
+ROWS_A_STEP = 1024  # rows packed at a time: a bound on the memory packing takes beside its result
+
+
+class PackedBufferType(BufferType):
+    """Host memory in which quantised matrices lie interleaved by `lanes` rows."""
+
+    is_host = False  # its bytes are not the file's
+
+    def __init__(self, lanes: int) -> None:
+        self.lanes, self.name = lanes, f"cpu@{lanes}"
+
+    def layout_of(self, dtype: DType) -> str:
+        return f"lanes{self.lanes}" if dtype in WEIGHT_BLOCKS else "plain"
+
+    def nbytes_of(self, tensor: Tensor) -> int:
+        *outer, rows, n = tensor.shape if len(tensor.shape) > 1 else (1, *tensor.shape)
+        padded = -(-rows // self.lanes) * self.lanes
+        return int(np.prod(outer, dtype=np.int64)) * padded * tensor.dtype.row_nbytes(n)
+
+    def allocate(self, nbytes: int, usage: str = "weights") -> PackedBuffer:
+        return PackedBuffer(self, aligned_zeros(nbytes, self.alignment), usage)
+
+
+class PackedBuffer(Buffer):
+    def __init__(self, type: PackedBufferType, memory: np.ndarray, usage: str) -> None:
+        super().__init__(type, memory.nbytes, usage)
+        self.lanes, self.memory, self.address = type.lanes, memory, memory.ctypes.data
+
+    def _place(self, tensor: Tensor) -> tuple[np.ndarray, int, int]:
+        if tensor.view_of is not None or tensor.dtype not in WEIGHT_BLOCKS:
+            raise AllocationError(f"tensor '{tensor.name}' ({tensor.dtype}) cannot lie interleaved: whole quantised weights can")
+        nbytes = self.type.nbytes_of(tensor)
+        n_blocks = tensor.shape[-1] // tensor.dtype.block_size
+        return self.memory[tensor.buffer_offset : tensor.buffer_offset + nbytes], n_blocks, nbytes
+
+    def set(self, tensor: Tensor, data: np.ndarray) -> None:
+        """Pack the file's bytes."""
+        target, n_blocks, _ = self._place(tensor)
+        rows = tensor.shape[-2] if len(tensor.shape) > 1 else 1
+        row_nbytes = n_blocks * tensor.dtype.nbytes
+        matrices = np.ascontiguousarray(data).view(np.uint8).reshape(-1, rows, row_nbytes)
+        padded = -(-rows // self.lanes) * self.lanes
+        for source, out in zip(matrices, target.reshape(len(matrices), padded * row_nbytes), strict=True):
+            step = ROWS_A_STEP // self.lanes * self.lanes
+            for start in range(0, rows, step):
+                part = source[start : start + step]
+                room = -(-len(part) // self.lanes) * self.lanes
+                interleave(part, tensor.dtype, self.lanes, out[start * row_nbytes : (start + room) * row_nbytes])
+
+    def get(self, tensor: Tensor) -> np.ndarray:
+        target, n_blocks, _ = self._place(tensor)
+        rows = tensor.shape[-2] if len(tensor.shape) > 1 else 1
+        padded = -(-rows // self.lanes) * self.lanes
+        matrices = target.reshape(-1, padded * n_blocks * tensor.dtype.nbytes)
+        return np.concatenate([deinterleave(m, tensor.dtype, self.lanes, n_blocks)[:rows].reshape(-1) for m in matrices])
+
+
+def interleave(rows: np.ndarray, dtype: DType, lanes: int, out: np.ndarray) -> None:
+    """uint8 [rows, row bytes] in the file's order -> `out`, uint8, rounded up to whole groups of `lanes` rows."""
+    n_blocks = rows.shape[1] // dtype.nbytes
+    pad = -len(rows) % lanes
+    if pad:
+        rows = np.concatenate([rows, np.zeros((pad, rows.shape[1]), np.uint8)])
+    source = rows.reshape(-1, lanes, n_blocks, dtype.nbytes)
+    target = out.reshape(-1, n_blocks, dtype.nbytes * lanes)
+    for f in dtype.fields:
+        unit = np.dtype(f"V{UNIT_NBYTES[f.unit]}") if UNIT_NBYTES[f.unit] not in (1, 2, 4) else np.dtype(f"u{UNIT_NBYTES[f.unit]}")
+        part = source[..., f.offset : f.offset + f.nbytes]
+        words = np.lib.stride_tricks.as_strided(part, (*part.shape[:-1], f.count, unit.itemsize), (*part.strides[:-1], unit.itemsize, 1))
+        # A field may be misaligned in the file, so its units are copied before they are seen as numbers.
+        plain = np.ascontiguousarray(words).reshape(*part.shape[:-1], f.count, unit.itemsize).view(unit)[..., 0]
+        place = target[..., f.offset * lanes : (f.offset + f.nbytes) * lanes]
+        slot = np.lib.stride_tricks.as_strided(place, (*place.shape[:-1], f.count, lanes, unit.itemsize),
+                                               (*place.strides[:-1], lanes * unit.itemsize, unit.itemsize, 1))
+        slot[...] = plain.transpose(0, 2, 3, 1)[..., None].view(np.uint8)
+
+
+def deinterleave(packed: np.ndarray, dtype: DType, lanes: int, n_blocks: int) -> np.ndarray:
+    """The file's order again: uint8 [padded rows, row bytes]."""
+    source = packed.reshape(-1, n_blocks, dtype.nbytes * lanes)
+    out = np.empty((len(source), lanes, n_blocks, dtype.nbytes), np.uint8)
+    for f in dtype.fields:
+        size = UNIT_NBYTES[f.unit]
+        part = source[..., f.offset * lanes : (f.offset + f.nbytes) * lanes].reshape(len(source), n_blocks, f.count, lanes, size)
+        out[..., f.offset : f.offset + f.nbytes] = part.transpose(0, 3, 1, 2, 4).reshape(len(source), lanes, n_blocks, f.nbytes)
+    return out.reshape(-1, n_blocks * dtype.nbytes)
+
+
+__all__ = ["AsIf", "PackedBuffer", "PackedBufferType", "deinterleave", "interleave"]

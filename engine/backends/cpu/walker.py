@@ -1,0 +1,171 @@
+"""The executor's native part, compiled by Numba into C-callable functions: a team of threads walks a plan, with a barrier after each launch.
+
+Note [plan]: a launch is 16 words of 8 bytes: entry, parameter block, groups, groups a piece, time of its end; word 8, in a cache line of its
+own, is the counter from which threads take pieces. Note [job]: one word a cache line: run number, plan, launches, stop, arrivals at the
+barrier, its turn, abort, stopped, trace; then one `parked` word for each thread.
+
+A piece depends on shapes alone, never on the number of threads, so results have the same bits for any team.
+"""
+
+from __future__ import annotations
+
+import platform
+from typing import Any
+
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+LAUNCH_WORDS = 16
+RUN, PLAN, N, STOP, ARRIVED, TURN, ABORT, STOPPED, TRACE, CLOCK, PARKED = (64 * k for k in range(11))
+SPINS, YIELDS, NAPS, NAP_US = 3000, 100, 400, 50
+
+sched_yield = types.ExternalFunction("sched_yield", types.int32())
+usleep = types.ExternalFunction("usleep", types.int32(types.uint32))
+clock_gettime = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.intp))
+_I64 = ir.IntType(64)
+_PTR = _I64.as_pointer()
+
+
+@intrinsic
+def load(typing: Any, address: Any) -> Any:
+    def code(context: Any, b: Any, sig: Any, args: Any) -> Any:
+        return b.load_atomic(b.inttoptr(args[0], _PTR), "acquire", 8)
+
+    return types.int64(types.int64), code
+
+
+@intrinsic
+def store(typing: Any, address: Any, value: Any) -> Any:
+    def code(context: Any, b: Any, sig: Any, args: Any) -> Any:
+        b.store_atomic(args[1], b.inttoptr(args[0], _PTR), "seq_cst", 8)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), code
+
+
+@intrinsic
+def add(typing: Any, address: Any, value: Any) -> Any:
+    """Atomic: gives the value before."""
+
+    def code(context: Any, b: Any, sig: Any, args: Any) -> Any:
+        return b.atomic_rmw("add", b.inttoptr(args[0], _PTR), args[1], "seq_cst")
+
+    return types.int64(types.int64, types.int64), code
+
+
+@intrinsic
+def call(typing: Any, entry: Any, params: Any, begin: Any, end: Any) -> Any:
+    def code(context: Any, b: Any, sig: Any, args: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [_I64] * 3)
+        b.call(b.inttoptr(args[0], kind.as_pointer()), args[1:])
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 4), code
+
+
+@intrinsic
+def pause(typing: Any) -> Any:
+    """Tell the core that this is a spin."""
+    name, args = ("llvm.x86.sse2.pause", []) if platform.machine() in ("x86_64", "AMD64") else ("llvm.aarch64.hint", [1])
+
+    def code(context: Any, b: Any, sig: Any, _: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(32)] * len(args))
+        fn = b.module.globals.get(name) or ir.Function(b.module, kind, name)
+        b.call(fn, [ir.Constant(ir.IntType(32), a) for a in args])
+        return context.get_dummy_value()
+
+    return types.void(), code
+
+
+@njit(nogil=True, error_model="numpy", forceinline=True)
+def wait_change(address, old):  # type: ignore[no-untyped-def]
+    """Spin, then yield, then sleep in small steps until the word is not `old`."""
+    n = 0
+    while load(address) == old:
+        n += 1
+        if n < SPINS:
+            pause()
+        elif n < SPINS + YIELDS:
+            sched_yield()
+        else:
+            usleep(types.uint32(NAP_US))
+    return load(address)
+
+
+@njit(nogil=True, error_model="numpy", forceinline=True)
+def finish(job, launch):  # type: ignore[no-untyped-def]
+    """What the last thread at the barrier does before it lets the others go on."""
+    store(launch + 64, 0)
+    if load(job + TRACE) != 0:
+        clock_gettime(types.int32(1), job + CLOCK)
+        store(launch + 32, load(job + CLOCK) * 1000000000 + load(job + CLOCK + 8))
+    store(job + STOPPED, load(job + ABORT))
+
+
+@njit(nogil=True, error_model="numpy", forceinline=True)
+def barrier(job, launch, n_threads):  # type: ignore[no-untyped-def]
+    turn = load(job + TURN)
+    if add(job + ARRIVED, 1) == n_threads - 1:
+        finish(job, launch)
+        store(job + ARRIVED, 0)
+        store(job + TURN, turn + 1)
+    else:
+        wait_change(job + TURN, turn)
+
+
+def walk(job, n_threads):  # type: ignore[no-untyped-def]
+    """Run the job's plan as one thread of the team; gives 1 if it was aborted between two launches."""
+    launch, n = load(job + PLAN), load(job + N)
+    for _ in range(n):
+        entry, params, n_groups, piece = load(launch), load(launch + 8), load(launch + 16), load(launch + 24)
+        begin = add(launch + 64, piece)
+        while begin < n_groups:
+            call(entry, params, begin, min(begin + piece, n_groups))
+            begin = add(launch + 64, piece)
+        barrier(job, launch, n_threads)
+        if load(job + STOPPED) != 0:
+            return 1
+        launch += LAUNCH_WORDS * 8
+    return 0
+
+
+walk_native = njit(nogil=True, error_model="numpy")(walk)
+
+
+def work(job, seen, tid, n_threads):  # type: ignore[no-untyped-def]
+    """A worker: run each plan that comes. Gives the number of the last run when it parked, or -1 when the team is closed."""
+    while True:
+        n = 0
+        while load(job + RUN) == seen:
+            n += 1
+            if n < SPINS:
+                pause()
+            elif n < SPINS + YIELDS:
+                sched_yield()
+            elif n < SPINS + YIELDS + NAPS:
+                usleep(types.uint32(NAP_US))
+            else:  # nothing to do for a while: sleep in Python, unless a run began just now
+                add(job + PARKED + 64 * tid, 1)
+                if load(job + RUN) == seen:
+                    return seen
+                store(job + PARKED + 64 * tid, 0)
+        seen = load(job + RUN)
+        if load(job + STOP) != 0:
+            return -1
+        walk_native(job, n_threads)
+
+
+def begin(job, plan, n):  # type: ignore[no-untyped-def]
+    """Publish a plan: workers that spin see it at once, parked ones must be woken."""
+    store(job + PLAN, plan)
+    store(job + N, n)
+    store(job + STOPPED, 0)
+    add(job + RUN, 1)
+    return load(job + RUN)
+
+
+def native() -> dict[str, tuple[Any, Any]]:
+    """name -> (function, C signature)."""
+    i = types.int64
+    return {"walk": (walk, i(i, i)), "work": (work, i(i, i, i, i)), "begin": (begin, i(i, i, i))}

@@ -1,0 +1,69 @@
+"""The meaning of the lane language as a backend: every kernel is run as text, checked at every access. Slow, for conformance tests."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+import numpy as np
+
+from engine.backend import HOST, Backend, Device, DeviceType, HostBuffer, KernelRow, KernelTable, Plan
+from engine.errors import UnsupportedOp
+from engine.lang import sim
+from engine.op import Call, Op, Step, Variant
+from engine.rewrite import insert_conversions
+from engine.tensor import Tensor
+
+
+def host_memory(tensor: Tensor) -> tuple[np.ndarray, int]:
+    """The host memory a tensor lies in, as uint8, and the byte of its first element."""
+    buffer = tensor.root.buffer
+    assert isinstance(buffer, HostBuffer), f"{tensor} has no host memory"
+    return buffer.memory, tensor.root.buffer_offset + tensor.root_offset
+
+
+class SimPlan(Plan):
+    """Calls with the variants that run them."""
+
+    def __init__(self, launches: Sequence[tuple[Call, Variant]]) -> None:
+        self.launches = tuple(launches)
+
+    def run(self) -> None:
+        for call, variant in self.launches:
+            sim.launch(call, variant, host_memory)
+
+
+class SimBackend(Backend):
+    """A TEST device on the host's memory, with any number of lanes.
+
+    Args:
+        lanes: lanes of a group.
+    """
+
+    name = "sim"
+    buffer_type = HOST
+
+    def __init__(self, ops: Iterable[Op], *, lanes: int = 4) -> None:
+        self.table = KernelTable(ops, lanes)
+        self.device = Device("sim", f"the language itself, {lanes} lanes", DeviceType.TEST, "sim")
+
+    @classmethod
+    def discover(cls, ops: Sequence[Op]) -> list[Backend]:
+        return [cls(ops)]
+
+    def optimize(self, nodes: Sequence[Tensor], needed: Collection[Tensor] = ()) -> list[Step]:
+        """The split's nodes as steps, each conversion of an operand inserted once."""
+        return insert_conversions(self.table, nodes)
+
+    def prepare(self, steps: Sequence[Step]) -> SimPlan:
+        return SimPlan([self._launch(step) for step in steps])
+
+    def _launch(self, step: Step) -> tuple[Call, Variant]:
+        call = self.table.call(step)
+        row, why = self.table.lookup(call)
+        if not isinstance(row, KernelRow):
+            reason = why if row is None else f"{row.name}: the conversion has not been inserted; use optimize()"
+            raise UnsupportedOp(step.out.name, step.op.name, call.types, {self.name: reason})
+        return call, row.variant
+
+    def synchronize(self) -> None:
+        """Nothing is ever pending: a plan's `run` returns when the work is done."""

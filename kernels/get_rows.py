@@ -1,0 +1,39 @@
+"""GET_ROWS: rows of a matrix by their ids, as float32; the embedding look-up. An id outside the matrix is clamped to it."""
+
+# ruff: noqa: F821
+# mypy: ignore-errors
+import numpy as np
+
+import kernels.quants  # noqa: F401
+from engine.dtypes import FLOATS, I32, I64, WEIGHT_BLOCKS
+from engine.lang.words import byte, codes, f32, fma, index, lanes, maximum, minimum, offset, scale, static, ubyte
+from engine.op import op
+
+
+@op("w[wa, wb, m, n], ids[a, b, r] -> y[a, b, r, n]", groups="a b r", types={"w": (*FLOATS, *WEIGHT_BLOCKS), "ids": (I32, I64)},
+    variant={"types": {"w": FLOATS}}, cost_bytes=lambda call: 2 * call.tensors["y"].n_elements * 4)
+def get_rows(a, b, r, w, ids, y, n, m, wa, wb):
+    row = minimum(maximum(index(ids[a, b, r]), 0), m - 1)
+    for i in lanes(n):
+        y[a, b, r, i] = w[a % wa, b % wb, row, i]
+
+
+@get_rows.variant("a b r", types={"w": WEIGHT_BLOCKS}, sizes={"n_blocks": lambda call: call["n"] // call.weight_format.block_size})
+def get_rows_blocks(a, b, r, w, ids, y, n_blocks, m, wa, wb):
+    """Lanes are quads of four codes."""
+    row = minimum(maximum(index(ids[a, b, r]), 0), m - 1)
+    for k, s, t in lanes(n_blocks, RUNS, 8):
+        block = w[a % wa, b % wb, row, k]
+        quad, d, low = codes(block, s, t), scale(block, s, t), offset(block, s)
+        for e in static(4):
+            code = byte(quad, e) if LOW < 0 else ubyte(quad, e)
+            y[a, b, r, (k * RUNS + s) * 32 + 4 * t + e] = fma(d, f32(code - ZERO), -low)
+
+
+@get_rows.reference
+def _(w, ids):
+    a, b, _ = ids.shape
+    ids = np.clip(ids, 0, w.shape[2] - 1).astype(np.int64)
+    return np.stack([np.stack([w[i % w.shape[0], j % w.shape[1]][ids[i, j]] for j in range(b)]) for i in range(a)])
+
+

@@ -1,0 +1,144 @@
+"""MUL_MAT: y = x w^T, with w[m, k] the weights in rows as files hold them, and QUANTIZE_ROWS, which makes x ready for quantised weights.
+
+Quantised products use 8-bit activations and integer dot products, on interleaved weights one output row a lane. A column's bits do not
+depend on how many columns run with it: every variant adds up blocks in the same order.
+"""
+
+# ruff: noqa: F821
+# mypy: ignore-errors
+import numpy as np
+
+import kernels.quants  # noqa: F401
+from engine.dtypes import F32, FLOATS, Q8_X, WEIGHT_BLOCKS
+from engine.lang.words import (abs, codes, dot, dot4, f32, fma, group_max, group_sum, i32, lanes, maximum, minimum, offset, only, private, rint,
+                               scale, span, static, u32, where)
+from engine.op import op
+
+
+@op("x[a, b, n, k] -> y[a, b, n, k]", groups="a b n", types={"y": (Q8_X,)},
+    variant={"sizes": {"n_blocks": lambda call: call["k"] // 32}})
+def quantize_rows(a, b, n, x, y, n_blocks):
+    """QUANTIZE_ROWS: blocks of 32 signed bytes with their scale (the largest magnitude / 127), scale * sum, and both half sums.
+
+    A NaN or an infinity makes the block's scale NaN.
+    """
+    for j in range(n_blocks):
+        big, bad = f32(0), f32(0)
+        for i in lanes(32):
+            v = x[a, b, n, j * 32 + i]
+            big = maximum(big, abs(v))
+            bad = bad + v * 0.0
+        top = group_max(big)
+        d = top / 127.0 + group_sum(bad)
+        inverse = where(top > 0.0, minimum(127.0 / top, 3.0e38), f32(0))
+        block = y[a, b, n, j]
+        low, high = i32(0), i32(0)
+        for i in lanes(32):
+            q = i32(rint(x[a, b, n, j * 32 + i] * inverse))
+            block.q[i] = q
+            low = low + where(i < 16, q, 0)
+            high = high + where(i < 16, 0, q)
+        first_half, second_half = group_sum(low), group_sum(high)
+        block.d = d
+        block.s = d * f32(first_half + second_half)
+        block.sums[0] = first_half
+        block.sums[1] = second_half
+
+
+def columns_of(call):
+    """Columns in a register tile: as many as there are, up to 8; the last tile may be partial."""
+    return next(c for c in (1, 2, 4, 8) if c >= min(call["n"], 8))
+
+
+SIZES = {"ra": lambda call: call["a"] // call["wa"], "rb": lambda call: call["b"] // call["wb"],
+         "n_blocks": lambda call: call["k"] // call.weight_format.block_size}
+
+
+def batches(call):
+    """Batches of x share matrices of w evenly (grouped heads)."""
+    for x, w in (("a", "wa"), ("b", "wb")):
+        if call[x] and (call[w] == 0 or call[x] % call[w]):
+            return f"{call[w]} matrices of w are not shared evenly by {call[x]} of x"
+    return None
+
+
+@op("w[wa, wb, m, k], x[a, b, n, k] -> y[a, b, n, m]", groups="a b m/ROWS n/COLUMNS",
+    types={"w": (*FLOATS, *WEIGHT_BLOCKS), "x": (F32, Q8_X)}, check=batches, constants={"COLUMNS": 1, "ROWS": 1},
+    keys=lambda types: (types["w"] in WEIGHT_BLOCKS) == (types["x"] is Q8_X),
+    flop=lambda call: 2 * call["a"] * call["b"] * call["m"] * call["n"] * call["k"],
+    variant={"types": {"w": FLOATS, "x": (F32,)}, "sizes": SIZES,
+             "constants": {"COLUMNS": lambda call: min(columns_of(call), 4), "ROWS": 4}})
+def mul_mat(a, b, tile, strip, w, x, y, m, n, k, ra, rb):
+    """MUL_MAT: lanes along k, ROWS x COLUMNS sums in registers."""
+    total = private(ROWS * COLUMNS, f32(0))
+    for i in lanes(k):
+        xs = tuple(x[a, b, minimum(strip * COLUMNS + c, n - 1), i] for c in static(COLUMNS))
+        for r in static(ROWS):
+            v = w[a // ra, b // rb, minimum(tile * ROWS + r, m - 1), i]
+            for c in static(COLUMNS):
+                total[r * COLUMNS + c] = fma(v, xs[c], total[r * COLUMNS + c])
+    for r in static(ROWS):
+        for c in static(COLUMNS):
+            if (tile * ROWS + r < m) & (strip * COLUMNS + c < n):
+                y[a, b, strip * COLUMNS + c, tile * ROWS + r] = group_sum(total[r * COLUMNS + c])
+
+
+@mul_mat.variant("a b m/LANES n/COLUMNS", types={"w": WEIGHT_BLOCKS, "x": (Q8_X,)}, layouts={"w": "lanes"}, sizes=SIZES,
+                 constants={"COLUMNS": columns_of, "QUADS": lambda call: call.weight_format.scale_run // 4})
+def mul_mat_rows(a, b, tile, strip, w, x, y, m, n, n_blocks, ra, rb):
+    """Lanes are rows, COLUMNS columns in registers, interleaved weights."""
+    total = private(COLUMNS, f32(0))
+    with span(0, LANES) as l:
+        rows = l + tile * LANES
+        for j in range(n_blocks):
+            block = w[a // ra, b // rb, rows, j]
+            for s in static(RUNS):
+                low = offset(block, s)
+                for q in static(8 // QUADS):
+                    quads = tuple(codes(block, s, q * QUADS + t) for t in static(QUADS))
+                    d = scale(block, s, q * QUADS)
+                    for c in static(COLUMNS):
+                        xs = x[a, b, minimum(strip * COLUMNS + c, n - 1), j * RUNS + s]
+                        sums = xs.sums[q] if QUADS == 4 else xs.sums[0] + xs.sums[1]
+                        part = dot(quads, tuple(xs.qs[q * QUADS + t] for t in static(QUADS)), sums, LOW, HIGH)
+                        if ZERO:
+                            part = part - ZERO * sums
+                        total[c] = fma(d * xs.d, f32(part), total[c])
+                if OFFSET:
+                    for c in static(COLUMNS):
+                        xs = x[a, b, minimum(strip * COLUMNS + c, n - 1), j * RUNS + s]
+                        total[c] = fma(-low, xs.s, total[c])
+        with only(rows < m):
+            for c in static(COLUMNS):
+                if strip * COLUMNS + c < n:
+                    y[a, b, strip * COLUMNS + c, rows] = total[c]
+
+
+@mul_mat.variant("a b m n", types={"w": WEIGHT_BLOCKS, "x": (Q8_X,)}, sizes=SIZES)
+def mul_mat_along_k(a, b, row, column, w, x, y, n_blocks, ra, rb):
+    """Lanes along k, the file's layout."""
+    total = f32(0)
+    for j, s, t in lanes(n_blocks, RUNS, 8):
+        block, xs = w[a // ra, b // rb, row, j], x[a, b, column, j * RUNS + s]
+        part = dot4(codes(block, s, t), xs.qs[t], i32(0), LOW, HIGH)
+        if ZERO:
+            part = part - ZERO * dot4(u32(0x01010101), xs.qs[t], i32(0), 1, 1)
+        value = f32(part) * scale(block, s, t) * xs.d
+        if OFFSET:
+            value = value - offset(block, s) * xs.s * 0.125
+        total = total + value
+    y[a, b, column, row] = group_sum(total)
+
+
+mul_mat.through["x"] = (quantize_rows, Q8_X)
+
+
+@mul_mat.reference
+def _(w, x):
+    w = np.repeat(np.repeat(w, x.shape[0] // max(w.shape[0], 1), 0), x.shape[1] // max(w.shape[1], 1), 1)
+    return np.einsum("abmk,abnk->abnm", w, x)
+
+
+@quantize_rows.reference
+def _(x):
+    return x
