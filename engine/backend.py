@@ -402,10 +402,16 @@ class Backend(ABC):
         """Work given to this backend from now on starts after `event`. By default the host waits; a device that can, queues it."""
         event.wait()
 
-    def synchronize(self) -> None:  # noqa: B027 (a backend that never runs behind our back has nothing to wait for)
+    def synchronize(self) -> None:
         """Wait until everything this backend was given is done, events it was told to wait for included."""
 
-    def close(self) -> None:  # noqa: B027 (nor anything to give back)
+    def set_threads(self, n: int) -> None:
+        """Run with `n` threads from now on (0: all allowed cores), where the device is the host."""
+
+    def interrupt(self) -> None:
+        """Make a run in progress end early with InterruptedRun, where the device can. Called from any thread."""
+
+    def close(self) -> None:
         """Give back threads and device memory."""
 
     def require(self, node: Tensor) -> Support:

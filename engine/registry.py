@@ -125,7 +125,7 @@ class Registry:
             return act()
         except DeviceError as e:
             self._absent(name, str(e))
-        except Exception as e:
+        except (Exception, SystemExit) as e:
             log.debug("backend %s failed", name, exc_info=True)
             self._absent(name, f"{type(e).__name__}: {e}".strip().splitlines()[0])
         return None

@@ -4,7 +4,6 @@
 from engine.dtypes import DTYPES, FLOATS
 from engine.lang.words import lanes
 from engine.op import op
-from engine.tensor import Tensor
 
 
 @op("x[a, b, c, n] -> y[a, b, c, n]", groups="a b c", types={"x": FLOATS, "y": FLOATS}, dtype="f32",
@@ -19,6 +18,6 @@ def _(x, dtype):
     return x
 
 
-def cont(x: Tensor, name: str = "") -> Tensor:
+def cont(x, name=""):
     """CONT: the same elements, dense."""
     return cpy(x, dtype=x.dtype.name, name=name)

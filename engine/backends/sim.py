@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
-from engine.backend import HOST, Backend, Device, DeviceType, HostBuffer, KernelRow, KernelTable, Plan
+from engine.backend import HOST, Backend, Device, DeviceType, KernelRow, KernelTable, Plan
 from engine.errors import UnsupportedOp
 from engine.lang import sim
 from engine.op import Call, Op, Step, Variant
@@ -16,9 +16,9 @@ from engine.tensor import Tensor
 
 def host_memory(tensor: Tensor) -> tuple[np.ndarray, int]:
     """The host memory a tensor lies in, as uint8, and the byte of its first element."""
-    buffer = tensor.root.buffer
-    assert isinstance(buffer, HostBuffer), f"{tensor} has no host memory"
-    return buffer.memory, tensor.root.buffer_offset + tensor.root_offset
+    memory = getattr(tensor.root.buffer, "memory", None)  # interleaved buffers of other backends have it too
+    assert isinstance(memory, np.ndarray), f"{tensor} has no host memory"
+    return memory, tensor.root.buffer_offset + tensor.root_offset
 
 
 class SimPlan(Plan):

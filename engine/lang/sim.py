@@ -214,6 +214,8 @@ def _kind(x: Any) -> str:
         return f"{'a varying' if x.wide else 'a uniform'} {x.elem}"
     if isinstance(x, bool):
         return "a truth value"
+    if isinstance(x, _Absent):
+        return f"{x.name}, which was left out,"
     return f"the index {x}" if isinstance(x, int) else f"the literal {x!r}" if isinstance(x, float) else f"a {type(x).__name__.lower()}"
 
 
@@ -749,14 +751,15 @@ class View:
 
     Attributes:
         memory: uint8, all of it; `offset` is the byte of the first element.
-        side: how many rows of blocks lie side by side (1: the file's layout).
+        side: how many rows of blocks lie side by side (1: the file's layout); then their number is rounded up, padding included.
         shadow: what is known of its places, None for memory that nothing writes.
     """
 
     def __init__(self, name: str, memory: np.ndarray, offset: int, shape: Sequence[int], strides: Sequence[int], dtype: DType,
                  layout: str = "plain", is_writable: bool = False) -> None:
         self.name, self.memory, self.offset, self.dtype, self.is_writable = name, memory, offset, dtype, is_writable
-        self.shape, self.side = tuple(shape), int(layout.removeprefix("lanes")) if layout != "plain" else 1
+        self.side = int(layout.removeprefix("lanes")) if layout != "plain" else 1
+        self.shape = tuple(shape) if self.side == 1 else (*shape[:-2], -(-shape[-2] // self.side) * self.side, shape[-1])
         self.strides = tuple(strides) if self.side == 1 else self._side_by_side()
         self.address = memory.__array_interface__["data"][0] + offset
         self.shadow: _Shadow | None = None
@@ -765,9 +768,8 @@ class View:
             self.array = np.ndarray(self.shape, dtype.numpy, memory.data if memory.size else None, offset, self.strides)
 
     def _side_by_side(self) -> tuple[int, ...]:
-        """Strides of leading dimensions where rows are padded to whole groups; the last two are worked out by `_block`."""
-        rows = -(-self.shape[-2] // self.side) * self.side
-        step, out = rows * self.shape[-1] * self.dtype.nbytes, [0, 0]
+        """Strides of leading dimensions; the last two are worked out by `_block`."""
+        step, out = self.shape[-2] * self.shape[-1] * self.dtype.nbytes, [0, 0]
         for extent in reversed(self.shape[:-2]):
             out.insert(0, step)
             step *= extent
@@ -780,7 +782,7 @@ class View:
             return 0
         inner = self.dtype.nbytes
         if self.side > 1:
-            inner = -(-self.shape[-2] // self.side) * self.side * self.shape[-1] * self.dtype.nbytes
+            inner = self.shape[-2] * self.shape[-1] * self.dtype.nbytes
         return inner + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
 
     def __getitem__(self, index: Any) -> Any:
@@ -1005,13 +1007,13 @@ class _Units:
 
 
 class _Absent:
-    """An operand that was left out."""
+    """An operand that was left out, or a dimension that only such an operand has."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def __getitem__(self, index: Any) -> Any:
-        raise Refused(f"the operand {self.name} was left out: guard with `if {self.name.upper()}:`")
+        raise Refused(f"the operand {self.name} was left out: guard what reads it with `if {self.name.upper()}:`")
 
     def __setitem__(self, index: Any, value: Any) -> None:
         self[index]
@@ -1355,8 +1357,11 @@ def launch(call: Call, variant: Variant, memory: Memory) -> None:
         contract = call.op.contract
         present = [v for v in views.values() if isinstance(v, View)]
         watch(present, [v.name for v in present if v.is_writable and not (contract.writes and v.name == contract.result.name)])
-        for one in launches:
-            _run_groups(one, views)
+        try:
+            for one in launches:
+                _run_groups(one, {**{d: _Absent(d) for d in contract.dims}, **views})
+        finally:
+            _M.frames.clear()
 
 
 def _views(call: Call, launches: Sequence[Binding], memory: Memory) -> dict[str, View | _Absent]:

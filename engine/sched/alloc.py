@@ -204,7 +204,7 @@ class _Layout:
         where = self.plan.places[root]
         same = old.shape == new.shape and old.strides == new.strides and old.dtype is new.dtype and new.nbytes == root.nbytes
         alone = sum(t.root is root for t in use.reads) == 1
-        if not (same and alone and old.root_offset == 0 and where.type is use.type and use.type.nbytes_of(new) <= where.nbytes):
+        if not (same and alone and where.type is use.type and use.type.nbytes_of(new) <= where.nbytes):
             return False
         self.plan.places[new] = where
         self.taken_over.add(root)

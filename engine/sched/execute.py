@@ -173,7 +173,7 @@ class Executable:
         if (buffer := root.buffer) is None or (root in self.memory.places and root not in self._kept):
             raise AllocationError(f"tensor '{tensor.name}' does not outlive a run: make it an output of the graph to read it")
         if root in self.memory.places and self.pool.owner is not self._turn:
-            raise AllocationError(f"tensor '{tensor.name}' was overwritten by another graph in the same pool: run() first")
+            raise AllocationError(f"tensor '{tensor.name}' holds nothing of this graph yet, or no longer: set() its inputs and run() it")
         self._wait_for(buffer.type)
         blocks = tensor.shape[-1] // tensor.dtype.block_size
         return buffer.get(tensor).view(tensor.dtype.numpy).reshape(*tensor.shape[:-1], blocks).copy()

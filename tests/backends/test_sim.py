@@ -1,4 +1,5 @@
 # ruff: noqa: F821
+# mypy: disable-error-code="name-defined, arg-type"
 """The language as a backend: graphs run on host memory, and a converted operand is converted once."""
 
 from __future__ import annotations

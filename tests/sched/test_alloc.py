@@ -210,6 +210,14 @@ def test_copies_lie_in_the_destination() -> None:
         assert made.memory.places[copy.dst].type is gpu.buffer_type and made.memory.places[x].type is HOST
 
 
+def test_copies_keep_the_strides_that_were_judged() -> None:
+    gpu = ToyBackend("gpu")
+    turned = input_tensor(F32, (COLUMNS, ROWS), "x").transpose()
+    with Executable([gpu, cpu()], Graph([product(weight("w", type=gpu.buffer_type), turned)])) as made:
+        (copy,) = made._stages[0].copies
+        assert copy.dst.strides == turned.strides and not copy.dst.is_contiguous
+
+
 def test_streamed_weights_use_the_same_memory() -> None:
     gpu = ToyBackend("gpu", offloads=lambda n: n.op is product)
     h = input_tensor(F32, (ROWS, COLUMNS), "x")

@@ -186,11 +186,21 @@ def test_upgrade_moves_up_within_one_memory() -> None:
 def test_upgrade_needs_readable_inputs() -> None:
     """A better backend in the same memory does not take a node one of whose inputs lies elsewhere."""
     gpu, accel, host = ToyBackend("gpu", [product]), ToyBackend("accel", [add], buffer_type=HOST), cpu()
-    w = weight("w", type=gpu.buffer_type)
-    y = product(w, x_input())
-    z = add(y, x_input("b"))
-    assert homes(schedule(Graph([z]), [gpu, accel, host], pins={z: host}), y, z) == ["gpu", "cpu"]
-    assert causes(schedule(Graph([z]), [gpu, accel, host], pins={z: host}), z) == ["user"]
+    far = product(weight("w", type=gpu.buffer_type), x_input())
+    near = get_rows(weight("table"), input_tensor(I32, (ROWS,), "ids"))
+    mixed, local = add(near, far), add(near, near)
+    plan = schedule(Graph([mixed, local]), [gpu, accel, host])
+    assert homes(plan, far, near, mixed, local) == ["gpu", "cpu", "cpu", "accel"]
+    assert causes(plan, mixed, local) == ["2.spread", "3.upgrade"]
+
+
+def test_a_cpu_node_ends_a_region() -> None:
+    gpu, host = ToyBackend("gpu", [product, scale]), cpu()
+    far = product(weight("w", type=gpu.buffer_type), x_input())
+    near = get_rows(weight("table"), input_tensor(I32, (ROWS,), "ids"))
+    after = scale(near)
+    plan = schedule(Graph([far, after]), [gpu, host])
+    assert homes(plan, far, near, after) == ["gpu", "cpu", "cpu"] and causes(plan, after) == ["2.spread"]
 
 
 def test_views_follow_their_root() -> None:
@@ -276,6 +286,14 @@ def test_write_goes_where_the_memory_is() -> None:
     w = set_rows(k, ids, cache[0:8])
     plan = schedule(Graph([w]), [gpu, host])
     assert homes(plan, k, w) == ["gpu", "cpu"] and causes(plan, w) == ["1.data"]
+
+
+def test_a_weight_does_not_pull_a_write_away_from_its_memory() -> None:
+    gpu, host = ToyBackend("gpu"), cpu()
+    y = product(weight("w", type=gpu.buffer_type), x_input())
+    w = set_rows(weight("rows", (ROWS, COLUMNS)), input_tensor(I32, (ROWS,), "ids"), y)
+    plan = schedule(Graph([w]), [gpu, host], offload=False)
+    assert homes(plan, y, w) == ["gpu", "gpu"]
 
 
 def test_computed_memory_goes_where_its_writer_can_be() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from engine.backend import HOST, Backend, BufferType, Capabilities, Device, DeviceType, KernelRow, KernelTable
@@ -42,7 +42,8 @@ class CpuBackend(Backend):
         self.n_threads = thread_count(threads or settings().threads)
         cache = ObjectCache(settings().cache_dir / "kernels", settings().cache_limit_mb << 20)
         self.compiler = Compiler(cache)
-        self._team: Team | None = None
+        self._native: Native | None = None
+        self._teams: dict[int, Team] = {}
 
     @classmethod
     def discover(cls, ops: Sequence[Op]) -> list[Backend]:
@@ -50,9 +51,19 @@ class CpuBackend(Backend):
 
     @property
     def team(self) -> Team:
-        if self._team is None:
-            self._team = Team(self.n_threads, Native(self.compiler.cache))
-        return self._team
+        """The team of `n_threads`; teams of other sizes are kept for when they are wanted again."""
+        if self.n_threads not in self._teams:
+            if self._native is None:
+                self._native = Native(self.compiler.cache)
+            self._teams[self.n_threads] = Team(self.n_threads, self._native)
+        return self._teams[self.n_threads]
+
+    def set_threads(self, n: int) -> None:
+        self.n_threads = thread_count(n)
+
+    def interrupt(self) -> None:
+        for team in list(self._teams.values()):
+            team.abort()
 
     @property
     def weight_types(self) -> Sequence[BufferType]:
@@ -61,7 +72,7 @@ class CpuBackend(Backend):
     def reads(self, type: BufferType) -> bool:
         return type is HOST or type is self.packed
 
-    def optimize(self, nodes: Sequence[Tensor]) -> list[Step]:
+    def optimize(self, nodes: Sequence[Tensor], needed: Collection[Tensor] = ()) -> list[Step]:
         return insert_conversions(self.table, nodes)
 
     def launches(self, step: Step, variant: str | None = None) -> list[Launch]:
@@ -72,12 +83,12 @@ class CpuBackend(Backend):
         return [Launch(step, row.name, b) for b in bind(call, row.variant)]
 
     def prepare(self, steps: Sequence[Step]) -> CpuPlan:
-        return build([one for step in steps for one in self.launches(step)], self.compiler, self.team, self.features)
+        return build([one for step in steps for one in self.launches(step)], self.compiler, lambda: self.team, self.features)
 
     def close(self) -> None:
-        if self._team is not None:
-            self._team.close()
-            self._team = None
+        for team in self._teams.values():
+            team.close()
+        self._teams.clear()
 
 
 def _description() -> str:

@@ -70,6 +70,9 @@ def _language_hash() -> str:
     return h.hexdigest()
 
 
+_addresses: dict[str, int] = {}  # of every kernel in this process, by key
+
+
 @dataclass
 class Compiler:
     """Addresses of kernels by request: from memory, from the disk cache, or compiled now.
@@ -84,20 +87,18 @@ class Compiler:
     seconds: float = 0.0
     compiled: int = 0
     loaded: int = 0
-    _addresses: dict[str, int] = field(default_factory=dict)
-    _engines: list[Any] = field(default_factory=list)  # keep the code alive
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def addresses(self, requests: Sequence[Request]) -> list[int]:
         """The entry of each request; what is missing is compiled, in order."""
         with self._lock:
             keys = [r.key() for r in requests]
-            missing = {k: r for k, r in zip(keys, requests, strict=True) if k not in self._addresses and not self._load(k)}
+            missing = {k: r for k, r in zip(keys, requests, strict=True) if k not in _addresses and not self._load(k)}
             for left, (key, request) in enumerate(missing.items()):
                 if self.on_compile:
                     self.on_compile(len(missing) - left, request.function.name)
                 self._compile(key, request)
-            return [self._addresses[k] for k in keys]
+            return [_addresses[k] for k in keys]
 
     def _load(self, key: str) -> bool:
         code = self.cache.get(key)
@@ -122,9 +123,7 @@ class Compiler:
         log.info("compiled %s in %.2f s", request.describe(), time.perf_counter() - started)
 
     def _link(self, key: str, code: bytes) -> None:
-        engine, address = link(code, SYMBOL)
-        self._engines.append(engine)
-        self._addresses[key] = address
+        _addresses[key] = link(code, SYMBOL)
 
 
 def compile_object(request: Request) -> bytes:
@@ -145,8 +144,8 @@ def _target_machine() -> Any:
         jit=True)
 
 
-def link(code: bytes, symbol: str) -> tuple[Any, int]:
-    """Bring object code into the process. Raises RuntimeError if it is not usable."""
+def link(code: bytes, symbol: str) -> int:
+    """Bring object code into the process for good, and give the address of `symbol`. Raises RuntimeError if it is not usable."""
     if len(code) < 64 or not code.startswith(b"\x7fELF"):
         raise RuntimeError("not an object file")
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target_machine())
@@ -155,7 +154,8 @@ def link(code: bytes, symbol: str) -> tuple[Any, int]:
     address = engine.get_function_address(symbol)
     if not address:
         raise RuntimeError(f"no symbol {symbol}")
-    return engine, address
+    engine.detach()  # the code stays: plans of any backend may hold its address, and LLVM cannot give single objects back safely
+    return address
 
 
 ENTRY = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
@@ -32,7 +32,7 @@ class Launch:
 class CpuPlan(Plan):
     """Launches in order. `seconds_of` is filled by a traced run."""
 
-    team: Team
+    team: Callable[[], Team]
     launches: list[Launch]
     words: np.ndarray
     blocks: list[np.ndarray]
@@ -43,12 +43,12 @@ class CpuPlan(Plan):
         """Run every launch; with `trace` the end of each is kept, in nanoseconds of the monotonic clock."""
         if not self.launches:
             return
-        self.team.run(self.words, len(self.launches), trace)
+        self.team().run(self.words, len(self.launches), trace)
         if trace:
             self.ends_ns = self.words.reshape(-1, LAUNCH_WORDS)[:, 4].tolist()
 
 
-def build(launches: Sequence[Launch], compiler: Compiler, team: Team, features: Features) -> CpuPlan:
+def build(launches: Sequence[Launch], compiler: Compiler, team: Callable[[], Team], features: Features) -> CpuPlan:
     """Compile what is missing, lay out parameter blocks, fill the plan."""
     launches = [one for one in launches if one.binding.n_groups]
     addresses = compiler.addresses([request(one.binding, features) for one in launches])

@@ -49,12 +49,9 @@ class Native:
     def __init__(self, cache: ObjectCache) -> None:
         here = Path(__file__).with_name("walker.py")
         key = hashlib.sha256(here.read_bytes() + _language_hash().encode()).hexdigest()
-        self._engines = []
         for name, prototype in _PROTOTYPES.items():
             code = cache.get(f"{key}-{name}") or self._compile(cache, f"{key}-{name}", name)
-            engine, address = link(code, f"lanewise_{name}")
-            self._engines.append(engine)
-            setattr(self, name, prototype(address))
+            setattr(self, name, prototype(link(code, f"lanewise_{name}")))
 
     walk: Any
     work: Any

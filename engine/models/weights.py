@@ -1,0 +1,112 @@
+"""Weights from a GGUF file, each in the memory where some backend runs its product fastest.
+
+A weight whose best layout is the file's stays mapped; others are packed tensor by tensor, and the source pages are dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from engine.backend import HOST, Backend, BufferType, HostBuffer, place
+from engine.dtypes import F32
+from engine.errors import ModelError
+from engine.gguf import GgufFile
+from engine.tensor import Tensor, leaf
+from kernels.mul_mat import mul_mat
+
+
+@dataclass
+class Weights:
+    """Named weights of one model. Each look-up checks the shape the architecture wants.
+
+    Attributes:
+        packed_nbytes, mapped_nbytes: bytes in memory of our own, and in the mapped file.
+    """
+
+    file: GgufFile
+    backends: Sequence[Backend]
+    packed_nbytes: int = 0
+    mapped_nbytes: int = 0
+    _plain: dict[str, Tensor] = field(default_factory=dict)
+    _product: dict[str, Tensor] = field(default_factory=dict)
+
+    def has(self, name: str) -> bool:
+        return name in self.file.tensors
+
+    def info(self, name: str, shape: Sequence[int]) -> Tensor:
+        """A leaf for this tensor, without memory.
+
+        Raises:
+            ModelError: missing, another shape, or a type no kernel reads.
+        """
+        found = self.file.tensors.get(name)
+        if found is None:
+            near = [n for n in self.file.tensors if n.split(".")[-2:] == name.split(".")[-2:]][:1]
+            raise ModelError(f"the model needs the tensor '{name}' and the file has none"
+                             + (f" (it has '{near[0]}')" if near else f" among its {len(self.file.tensors)}") + ": it is incomplete")
+        if found.dtype is None:
+            raise ModelError(f"tensor '{name}' has the type {found.type_name}, which no kernel reads; requantise the model, e.g. to q4_k_m")
+        if tuple(found.shape) != tuple(shape):
+            raise ModelError(f"tensor '{name}' has the shape {list(found.shape)}, the hyperparameters ask for {list(shape)}")
+        return leaf(found.dtype, found.shape, name)
+
+    def plain(self, name: str, *shape: int) -> Tensor:
+        """A weight in the file's layout: norms, biases, embeddings for GET_ROWS. It stays mapped."""
+        if name not in self._plain:
+            t = self.info(name, shape)
+            if t.dtype.name not in ("f32", "f16", "bf16") and len(shape) == 1:
+                raise ModelError(f"tensor '{name}' is {t.dtype}: vectors are f32, f16 or bf16")
+            self._plain[name] = self._map(t)
+        return self._plain[name]
+
+    def optional(self, name: str, *shape: int) -> Tensor | None:
+        return self.plain(name, *shape) if self.has(name) else None
+
+    def product(self, name: str, rows: int, columns: int) -> Tensor:
+        """A matrix for MUL_MAT, in the layout of the first backend that takes it."""
+        if name not in self._product:
+            t = self.info(name, (rows, columns))
+            where = self._best(t)
+            if where.layout_of(t.dtype) == "plain" and where is HOST:
+                self._product[name] = self._map(t)
+            else:
+                buffer = where.allocate(where.nbytes_of(t), "weights")
+                place(t, buffer)
+                buffer.set(t, self.file.data(name))
+                self.file.release(name)
+                self.packed_nbytes += buffer.nbytes
+                self._product[name] = t
+        return self._product[name]
+
+    def _best(self, w: Tensor) -> BufferType:
+        probe = mul_mat(w, Tensor(F32, (1, w.shape[-1]), name="x"), name=w.name)
+        batch = mul_mat(w, Tensor(F32, (512, w.shape[-1]), name="x"), name=w.name)
+        for backend in self.backends:
+            for type in backend.weight_types:
+                if backend.supports(probe, {w: type}) or backend.supports(batch, {w: type}):
+                    return type
+        return HOST
+
+    def _map(self, t: Tensor) -> Tensor:
+        data = self.file.data(t.name)
+        self.mapped_nbytes += data.nbytes
+        return place(t, _MappedBuffer(data))
+
+
+class _MappedBuffer(HostBuffer):
+    """A part of the mapped file; read only."""
+
+    def __init__(self, memory: np.ndarray) -> None:
+        super().__init__(HOST, memory, "weights")
+
+
+def constant(data: np.ndarray, name: str) -> Tensor:
+    """A float32 table that the graph reads, in host memory."""
+    t = leaf(F32, data.shape, name)
+    buffer = HOST.allocate(max(1, data.nbytes), "cache")
+    place(t, buffer)
+    buffer.set(t, data.astype(np.float32))
+    return t
