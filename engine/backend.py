@@ -7,7 +7,8 @@ rewrite its splits in `optimize`, record events and copy asynchronously.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
@@ -203,6 +204,13 @@ class Row(ABC):
     def refusal(self, call: Call) -> str | None:
         """Why this row does not fit the call, or None."""
 
+    def fitting(self, call: Call, variant: str | None = None) -> tuple[str, str]:
+        """The variant's name where this row fits, else "" and why not; `variant` asks for one by name."""
+        if variant and variant != self.name:
+            return "", f"{self.name} was not asked for"
+        why = self.refusal(call)
+        return (self.name, "") if why is None else ("", why)
+
 
 @dataclass(frozen=True)
 class KernelRow(Row):
@@ -238,8 +246,17 @@ class ThroughRow(Row):
         return f"{self.convert.name} + {self.inner[0].name}"
 
     def refusal(self, call: Call) -> str | None:
-        reasons = [row.refusal(call) for row in self.inner]
-        return None if None in reasons else reasons[-1]
+        name, why = self.fitting(call)
+        return None if name else why
+
+    def fitting(self, call: Call, variant: str | None = None) -> tuple[str, str]:
+        why = f"no kernel for converted {self.operand}"
+        for row in self.inner:
+            name, said = row.fitting(call, None if variant == self.name else variant)
+            if name:
+                return f"{self.convert.name} + {name}", ""
+            why = said if variant in (None, self.name, row.name) else why
+        return "", why
 
 
 class KernelTable:
@@ -248,6 +265,7 @@ class KernelTable:
     def __init__(self, ops: Iterable[Op], lanes: int, native: Mapping[Key, tuple[Row, ...]] = MappingProxyType({})) -> None:
         self.lanes = lanes
         self.rows: dict[Key, tuple[Row, ...]] = dict(native)
+        self.forced: dict[Tensor, str] = {}  # nodes whose variant the user decides
         for op in ops:
             self._declare(op)
         self._names = {name for name, _ in self.rows}
@@ -270,28 +288,32 @@ class KernelTable:
 
     def lookup(self, call: Call, variant: str | None = None) -> tuple[Row | None, str]:
         """The first row that fits, or None and the first requirement not met. `variant` asks for one row by name."""
+        row, _, why = self.first(call, variant)
+        return row, why
+
+    def first(self, call: Call, variant: str | None) -> tuple[Row | None, str, str]:
+        """The first row that fits, its variant's name, or why none does."""
+        rows = self.rows.get(_without_optional(call), ())
         refusals = []
-        for row in self.rows.get(_without_optional(call), ()):
-            if variant and row.name != variant:
-                continue
-            why = row.refusal(call)
-            if why is None:
-                return row, ""
+        for row in rows:
+            name, why = row.fitting(call, variant)
+            if name:
+                return row, name, ""
             refusals.append(why)
         if refusals:
-            return None, refusals[0]
-        if variant:
-            return None, f"{call.op.name} has no variant {variant!r}: {', '.join(r.name for r in self.rows.get(call.key, ())) or 'none'}"
+            asked = [w for w in refusals if not w.endswith("was not asked for")]
+            names = ", ".join(r.name for r in rows)
+            return None, "", asked[0] if asked else f"{call.op.name} has no variant {variant!r}: {names}"
         known = sorted({k[1][0] for k in self.keys_of(call.op)})
-        return None, f"no kernel for {call.op.name}({', '.join(call.types)}); it has {', '.join(known) or 'none'} as first operand"
+        return None, "", f"no kernel for {call.op.name}({', '.join(call.types)}); it has {', '.join(known) or 'none'} as first operand"
 
     def supports(self, node: Tensor | Step, as_if: AsIf = _NOTHING, variant: str | None = None) -> Support:
         """Can this table run `node`? `as_if` supposes weights to lie in other memory than they do."""
         op = node.op
         if op is not None and op.name not in self._names:  # the usual refusal of a table of few ops, without building the call
             return no(f"no kernel for {op.name}")
-        row, why = self.lookup(self.call(node, as_if), variant)
-        return yes(row.name) if row else no(why)
+        _, name, why = self.first(self.call(node, as_if), variant)
+        return yes(name) if name else no(why)
 
     def call(self, node: Tensor | Step, as_if: AsIf = _NOTHING) -> Call:
         step = Step.of(node) if isinstance(node, Tensor) else node
@@ -404,6 +426,18 @@ class Backend(ABC):
 
     def synchronize(self) -> None:
         """Wait until everything this backend was given is done, events it was told to wait for included."""
+
+    @contextmanager
+    def forced(self, node: Tensor, variant: str | None) -> Iterator[None]:
+        """Inside, `node` runs with this variant of its key instead of the first that fits."""
+        if variant is None:
+            yield
+            return
+        self.table.forced[node] = variant
+        try:
+            yield
+        finally:
+            del self.table.forced[node]
 
     def set_threads(self, n: int) -> None:
         """Run with `n` threads from now on (0: all allowed cores), where the device is the host."""

@@ -7,13 +7,19 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
 
-from engine.backend import Backend
-from engine.errors import GgufError
+import numpy as np
+
+from engine.backend import HOST, Backend, place
+from engine.dtypes import DTYPES
+from engine.errors import GgufError, ShapeError, UnsupportedOp
+from engine.graph import Graph
 from engine.model import Model
 from engine.registry import Registry
+from engine.sched.execute import Executable
+from engine.tensor import Tensor, leaf
 from kernels import OPS
 
-DEMO = "smollm2"
+_ELEMENTS = {"float32": "f32", "float16": "f16", "uint16": "bf16", "int32": "i32", "int64": "i64"}
 BUILT_IN = {"cpu": "engine.backends.cpu:CpuBackend", "blas": "engine.backends.blas:BlasBackend", "null": "engine.backends.null:NullBackend",
             "sim": "engine.backends.sim:SimBackend"}
 
@@ -91,3 +97,69 @@ def devices() -> list[dict[str, Any]]:
         return rows
     finally:
         found.close()
+
+
+# -- single ops -------------------------------------------------------------------------------------------------
+
+
+def array(data: np.ndarray, dtype: str | None = None, name: str = "") -> Tensor:
+    """A leaf tensor that holds a copy of a NumPy array, for `compute`.
+
+    Args:
+        data: float32, float16, int32 or int64 elements (uint16 for bf16), or uint8 rows of blocks `[..., row bytes]` as `quantize` makes
+            them, with the block format's name in `dtype`.
+
+    Raises:
+        ShapeError: an element type no tensor has, or rows that are no whole blocks.
+    """
+    kind = DTYPES.get(dtype or _ELEMENTS.get(data.dtype.name, ""))
+    if kind is None:
+        raise ShapeError(f"an array of {data.dtype} has no tensor type: {', '.join(_ELEMENTS)} have, or name one of {', '.join(DTYPES)}")
+    shape = data.shape or (1,)
+    if kind.is_block:
+        if data.dtype != np.uint8 or shape[-1] % kind.nbytes:
+            raise ShapeError(f"{kind} wants uint8 rows of whole blocks of {kind.nbytes} bytes, not {data.dtype}{list(shape)}")
+        shape = (*shape[:-1], shape[-1] // kind.nbytes * kind.block_size)
+    elif data.dtype.itemsize != kind.nbytes:
+        raise ShapeError(f"{kind} wants elements of {kind.nbytes} bytes, not {data.dtype}")
+    t = leaf(kind, shape, name)
+    place(t, HOST.allocate(max(1, t.nbytes), "cache")).buffer.set(t, np.ascontiguousarray(data))  # type: ignore[union-attr]
+    return t
+
+
+def compute(node: Tensor, *, device: str = "cpu", variant: str | None = None) -> np.ndarray:
+    """Run the graph behind `node` on one device and give the result: elements (bf16 as uint16) or block records.
+
+    Args:
+        device: a backend's name. Every node must be supported there.
+        variant: the kernel table's variant to use for `node`, instead of the first that fits.
+
+    Raises:
+        DeviceError: no such device. UnsupportedOp: the device's table does not hold a node, or the variant does not fit.
+    """
+    found = registry()
+    try:
+        backend = found.get(device)
+        graph = Graph([node])
+        for t in graph.nodes:
+            if not t.is_view_op and not (answer := backend.supports(t) if variant is None or t is not node
+                                         else backend.table.supports(t, variant=variant)):
+                raise UnsupportedOp(t.name, t.op.name if t.op else "none", t.types, {backend.name: answer.reason})
+        with backend.forced(node, variant), Executable([backend], graph) as run:
+            run.run()
+            return run.get(node)
+    finally:
+        found.close()
+
+
+def quantize(data: np.ndarray, dtype: str) -> np.ndarray:
+    """float32 [..., n] -> uint8 [..., row bytes] in a block format or element type, as files hold it.
+
+    Raises:
+        ShapeError: an unknown type, or rows that are no whole blocks.
+    """
+    from engine.gguf import quants
+
+    if dtype not in quants.QUANTIZERS:
+        raise ShapeError(f"nothing is quantised to {dtype!r}: {', '.join(quants.QUANTIZERS)} are possible")
+    return quants.quantize(np.asarray(data, np.float32), DTYPES[dtype])

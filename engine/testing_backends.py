@@ -18,10 +18,10 @@ class FilteredTable(KernelTable):
         super().__init__((), table.lanes, native=table.rows)
         self._table, self._refuse = table, refuse
 
-    def lookup(self, call: Call, variant: str | None = None) -> tuple[Row | None, str]:
+    def first(self, call: Call, variant: str | None = None) -> tuple[Row | None, str, str]:
         if why := self._refuse(call):
-            return None, why
-        return self._table.lookup(call, variant)
+            return None, "", why
+        return self._table.first(call, variant)
 
 
 class FilteredBackend(Backend):

@@ -16,6 +16,7 @@ class Function:
         self.fn, self.name, self.file = fn, fn.__name__, fn.__code__.co_filename
         lines, self.line = inspect.getsourcelines(fn)
         self.source = textwrap.dedent("".join(lines))
+        self.indent = len(lines[0]) - len(lines[0].lstrip())  # of the text in its file
         self.parameters = tuple(inspect.signature(fn).parameters)
 
     @property

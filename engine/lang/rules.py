@@ -20,6 +20,7 @@ OPERATORS: dict[type[ast.AST], tuple[str, Callable[[Any, Any], Any]]] = {
     ast.GtE: ("ge", operator.ge), ast.Eq: ("eq", operator.eq), ast.NotEq: ("ne", operator.ne)}
 COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 BITWISE = ("and", "or", "xor")
+SYMBOLS = {"div": "/", "floordiv": "//", "mod": "%", "and": "&", "or": "|", "xor": "^", "shl": "<<", "shr": ">>"}
 
 
 class Refusal(Exception):
@@ -95,9 +96,7 @@ def _bad_index(args: Sequence[Expr]) -> str:
 
 def binary(label: str, fold: Callable[[Any, Any], Any], x: Expr, y: Expr) -> Expr:
     if is_bare(x) and is_bare(y):
-        if label in ("floordiv", "mod") and (x.data < 0 or y.data <= 0):
-            raise Refusal(f"{x.data} {'//' if label == 'floordiv' else '%'} {y.data}: operands are never negative, divisors never zero")
-        return const(fold(x.data, y.data))
+        return _fold(label, fold, x.data, y.data)
     if label in ("shl", "shr"):
         return _shift(label, x, y)
     if label in ("add", "sub") and x.type.kind == "span" and y.type.kind in ("index", "number"):
@@ -113,10 +112,29 @@ def binary(label: str, fold: Callable[[Any, Any], Any], x: Expr, y: Expr) -> Exp
         raise Refusal("// and % work on integers")
     if kind == "truth" and label not in BITWISE:
         raise Refusal("truth values take & | ^ only")
-    if label in ("floordiv", "mod") and any(is_bare(a) and a.data < 0 for a in (x, y)):
-        raise Refusal("operands of // and % are never negative")
+    if label in ("floordiv", "mod"):
+        _check_division(kind, x, y)
     args = (coerce(x, kind), coerce(y, kind))
     return make(label, "truth" if label in COMPARISONS else kind, args, data=kind if label in COMPARISONS else None)
+
+
+def _fold(label: str, fold: Callable[[Any, Any], Any], x: Any, y: Any) -> Expr:
+    """An operator on two literals."""
+    shown = f"{x} {SYMBOLS.get(label, label)} {y}"
+    if label in ("floordiv", "mod") and (x < 0 or y <= 0) or label == "div" and y == 0:
+        raise Refusal(f"{shown}: operands are never negative, divisors never zero")
+    if label in (*BITWISE, "shl", "shr") and not (isinstance(x, int) and isinstance(y, int)):
+        raise Refusal(f"{shown}: integers are expected")
+    if label in ("shl", "shr") and y < 0:
+        raise Refusal(f"{shown}: a shift is never negative")
+    return const(fold(x, y))
+
+
+def _check_division(kind: str, x: Expr, y: Expr) -> None:
+    if kind != "u32" and any(a.op == "const" and a.data < 0 for a in (x, y)):
+        raise Refusal("operands of // and % are never negative")
+    if y.constant == 0:
+        raise Refusal("a divisor is never zero")
 
 
 def _shift(label: str, x: Expr, y: Expr) -> Expr:
@@ -127,6 +145,9 @@ def _shift(label: str, x: Expr, y: Expr) -> Expr:
         raise Refusal("shifts work on integers")
     if kind == "index" and y.type.varying:
         raise Refusal("an index is shifted by a uniform amount")
+    bits = 64 if kind == "index" else 32
+    if y.op == "const" and not 0 <= y.data < bits:
+        raise Refusal(f"a shift by {y.data} of {bits} bits")
     amount = y if y.type.kind == kind else (coerce(y, kind) if is_bare(y) else make("convert", kind, (y,)))
     return make(label, kind, (coerce(x, kind), amount))
 

@@ -79,6 +79,8 @@ class Expr:
             return repr(self.data)
         if self.op == "name":
             return str(self.data.id)
+        if self.op in ("group", "int", "float"):
+            return str(self.data)
         label = self.op if not isinstance(self.data, str) else f"{self.op}.{self.data}"
         return f"{label}({', '.join(a.text() for a in self.args)})"
 

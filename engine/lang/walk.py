@@ -117,8 +117,8 @@ class Walk:
     def fail(self, node: ast.AST, message: str) -> None:
         f = self.frames[-1].function
         line = getattr(node, "lineno", 1)
-        source = f.source.splitlines()[line - 1]
-        raise KernelError(message, f.file, f.line + line - 1, getattr(node, "col_offset", 0), source)
+        source = " " * f.indent + f.source.splitlines()[line - 1]
+        raise KernelError(message, f.file, f.line + line - 1, f.indent + getattr(node, "col_offset", 0), source)
 
     def fresh(self, name: str, type: Type) -> Var:
         self.count += 1
@@ -160,13 +160,18 @@ class Walk:
         near = difflib.get_close_matches(name, known, 1)
         self.fail(node, f"unknown name {name}" + (f"; did you mean {near[0]}?" if near else ""))
 
+    def check_name(self, node: ast.AST, name: str) -> None:
+        if name in WORDS or name in self.constants:
+            self.fail(node, f"{name} is a {'word' if name in WORDS else 'constant'} and cannot be a name")
+
     def assign(self, target: ast.AST, name: str, value: Expr) -> None:
         """Bind or assign one name."""
-        if name in WORDS or name in self.constants:
-            self.fail(target, f"{name} is a {'word' if name in WORDS else 'constant'} and cannot be a name")
+        self.check_name(target, name)
         frame = self.frames[-1]
         home = next((s for s in reversed(frame.scopes) if name in s), None)
         if value.op == "tuple" or value.type.kind == "block":
+            if home is not None and home is not frame.scopes[-1]:
+                self.fail(target, f"{name} is made outside and cannot be made again in a loop or a branch")
             frame.scopes[-1][name] = self.once(value)
             return
         if is_bare(value):
@@ -310,6 +315,7 @@ class Walk:
         if not isinstance(target, ast.Name) or not 1 <= len(call.args) <= 2:
             self.fail(s, "registers are made by `name = private(n, init)`")
         assert isinstance(target, ast.Name)
+        self.check_name(s, target.id)
         n = self.constant(call.args[0])
         init = self.once(self.expr(call.args[1])) if len(call.args) > 1 else const(0.0, Type("f32"))
         if is_bare(init):
@@ -338,6 +344,8 @@ class Walk:
             self.fail(target, "blocks are written field by field")
         if value.type.varying and not any(i.type.varying for i in indices):
             self.fail(target, "a varying value is stored at a uniform index")
+        if self.only_depth and not any(i.type.varying for i in indices):
+            self.fail(target, "a store at a uniform index under only(): lanes without the condition cannot leave it out")
         rules.space_of([*indices, value])
         self.out.append(Store(base.name, indices, coerce(value, rules.VALUE[view.dtype.name])))
 
@@ -345,6 +353,8 @@ class Walk:
         block, field_, k = self.field_place(target, slice)
         if value.type.varying and not (block.type.varying or k.type.varying):
             self.fail(target, "a varying value is stored into a uniform block")
+        if self.only_depth and not (block.type.varying or k.type.varying):
+            self.fail(target, "a store at a uniform index under only(): lanes without the condition cannot leave it out")
         rules.space_of([block, k, value])
         unit = field_.unit
         self.out.append(StoreField(block, field_.name, k, coerce(value, rules.VALUE[unit])))
@@ -373,7 +383,9 @@ class Walk:
             self.fail(s, "loops go over range(..), static(..) or lanes(..)")
         assert isinstance(s.iter, ast.Call) and isinstance(s.iter.func, ast.Name)
         word, args = s.iter.func.id, s.iter.args
-        if word == "static" and isinstance(s.target, ast.Name):
+        for name in _assigned_in([ast.copy_location(ast.Assign([s.target], s.iter), s)]):
+            self.check_name(s, name)
+        if word == "static" and isinstance(s.target, ast.Name) and len(args) == 1:
             self.static(s, s.target.id, self.constant(args[0]))
         elif word == "range" and isinstance(s.target, ast.Name):
             self.range_loop(s, s.target.id, args)
@@ -440,13 +452,14 @@ class Walk:
 
     def stmt_With(self, s: ast.With) -> None:
         call = s.items[0].context_expr
-        if len(s.items) != 1 or not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+        if len(s.items) != 1 or not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.keywords:
             self.fail(s, "`with` takes span(start, n) or only(c)")
         assert isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
         name = s.items[0].optional_vars
         if call.func.id == "only" and name is None and len(call.args) == 1:
             self.only(s, call.args[0])
         elif call.func.id == "span" and isinstance(name, ast.Name) and len(call.args) == 2:
+            self.check_name(s, name.id)
             start, limit = (self.once(self.uniform_index(a)) for a in call.args)
             node = Span(self.fresh(name.id, SPAN), start, limit)
             with self.lane_space(f"span({start.text()}, {limit.text()})") as node.body:
@@ -639,7 +652,10 @@ class Walk:
             if isinstance(a, ast.Starred) and isinstance(a.value, ast.GeneratorExp):
                 out += self.generate(a.value)
             elif isinstance(a, ast.Starred):
-                out += self.expr(a.value).args
+                e = self.expr(a.value)
+                if e.op != "tuple":
+                    self.fail(a, "only a tuple is spread with *")
+                out += e.args
             else:
                 out.append(self.expr(a))
         return out
@@ -653,7 +669,7 @@ class Walk:
     def generate(self, node: ast.GeneratorExp) -> list[Expr]:
         g = node.generators[0]
         if (len(node.generators) != 1 or g.ifs or not isinstance(g.target, ast.Name) or not isinstance(g.iter, ast.Call)
-                or not isinstance(g.iter.func, ast.Name) or g.iter.func.id != "static"):
+                or not isinstance(g.iter.func, ast.Name) or g.iter.func.id != "static" or len(g.iter.args) != 1):
             self.fail(node, "generators go over one static(n)")
         assert isinstance(g.target, ast.Name) and isinstance(g.iter, ast.Call)
         out = []
@@ -670,6 +686,8 @@ class Walk:
             self.fail(node, f"{word.name} takes the index of a lane space")
             raise AssertionError
         if word.rule == "first":
+            if found.type.kind != "span":
+                self.fail(node, "first takes the index of lanes(n) or of a span")
             return Expr("first", INDEX, data=found.data)
         if found.space != self.space:
             self.fail(node, f"{found.data.name} belongs to {found.space}, not to {self.space}")

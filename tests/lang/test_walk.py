@@ -352,25 +352,25 @@ def word_as_the_name_of_registers(row, y):
 
 @mistake("byte is a word and cannot be a name", at="for byte")
 def word_as_the_name_of_a_loop(row, y, n):
-    for byte in range(n):
+    for byte in range(n):  # noqa: F402
         y[row, byte] = f32(0)
 
 
 @mistake("byte is a word and cannot be a name", at="for byte")
 def word_as_the_name_of_a_static_loop(row, y, n):
-    for byte in static(4):
+    for byte in static(4):  # noqa: F402
         y[row, byte] = f32(0)
 
 
 @mistake("lane is a word and cannot be a name", at="for lane")
 def word_as_the_name_of_a_lane_index(row, y, n):
-    for lane in lanes(n):
+    for lane in lanes(n):  # noqa: F402
         y[row, lane] = f32(0)
 
 
 @mistake("codes is a word and cannot be a name", at="for codes, t")
 def word_as_the_name_of_a_grid_index(row, y, n):
-    for codes, t in lanes(n, 8):
+    for codes, t in lanes(n, 8):  # noqa: F402
         pass
 
 
@@ -408,14 +408,14 @@ def assigned_parameter_once(row, y, n):
     y[row, 0] = f32(n)
 
 
-@mistake("i belongs to lanes(int()) and is used inside lanes(5): lanes mean something else here", at="i]")
+@mistake("i belongs to lanes(n) and is used inside lanes(5): lanes mean something else here", at="i]")
 def outer_span_in_an_inner_space(row, x, y, n):
     for i in lanes(n):
         for j in lanes(5):
             y[row, j] = x[row, i]
 
 
-@mistake("v belongs to lanes(int()) and is used inside lanes(5): lanes mean something else here", at="v")
+@mistake("v belongs to lanes(n) and is used inside lanes(5): lanes mean something else here", at="v")
 def outer_value_in_an_inner_space(row, x, y, n):
     for i in lanes(n):
         v = x[row, i]
@@ -423,7 +423,7 @@ def outer_value_in_an_inner_space(row, x, y, n):
             y[row, j] = v
 
 
-@mistake("i belongs to lanes(int()), not to lanes(5)", at="inside(i)")
+@mistake("i belongs to lanes(n), not to lanes(5)", at="inside(i)")
 def inside_of_another_space(row, x, y, n):
     for i in lanes(n):
         for j in lanes(5):
@@ -443,7 +443,7 @@ def first_of_a_grid_index(row, x, y, n):
         y[row, t] = f32(first(b))
 
 
-@mistake("out was made varying in span(0, 16) and is assigned in lanes(int()): write it inside its own space", at="out = out * shrink")
+@mistake("out belongs to span(0, 16) and is used inside lanes(n): lanes mean something else here", at="out * shrink")
 def lanes_used_again_by_a_loop_over_keys(row, x, y, n):
     out = f32(0)
     with span(0, 16) as d:
@@ -453,7 +453,16 @@ def lanes_used_again_by_a_loop_over_keys(row, x, y, n):
         out = out * shrink
 
 
-@mistake("out_0 belongs to span(0, 16) and is used inside lanes(int()): lanes mean something else here", at="out[0]")
+@mistake("out was made varying in span(0, 16) and is assigned in lanes(n): write it inside its own space", at="out = group_max")
+def lanes_written_again_by_a_loop_over_keys(row, x, y, n):
+    out = f32(0)
+    with span(0, 16) as d:
+        out = out + x[row, d]
+    for key in lanes(n):
+        out = group_max(x[row, key])
+
+
+@mistake("out_0 belongs to span(0, 16) and is used inside lanes(n): lanes mean something else here", at="out[0]")
 def registers_of_other_lanes(row, x, y, n):
     out = private(1, f32(0))
     with span(0, 16) as d:
@@ -462,7 +471,7 @@ def registers_of_other_lanes(row, x, y, n):
         y[row, key] = out[0]
 
 
-@mistake("varying values of two lane spaces meet: lanes(int()) and span(0, 16); lanes mean different things there", at="a + b")
+@mistake("varying values of two lane spaces meet: lanes(n) and span(0, 16); lanes mean different things there", at="a + b")
 def values_of_two_spaces(row, x, y, n):
     a = f32(0)
     b = f32(0)
@@ -473,7 +482,7 @@ def values_of_two_spaces(row, x, y, n):
     y[row, 0] = group_sum(a + b)
 
 
-@mistake("the lanes of a mean lanes(int()), the value's span(0, 16): lanes are re-used", at="a = b")
+@mistake("the lanes of a mean lanes(n), the value's span(0, 16): lanes are re-used", at="a = b")
 def assigned_from_another_space(row, x, y, n):
     a = f32(0)
     b = f32(0)
@@ -606,7 +615,7 @@ def keyword_arguments(row, x, y):
     y[row, 0] = where(c=x[row, 0] > 0.0, x=f32(0), y=f32(1))
 
 
-@mistake("`with` takes span(start, n) as i, or only(c)", at="with span")
+@mistake("`with` takes span(start, n) or only(c)", at="with span")
 def keyword_of_a_span(row, y, n):
     with span(0, 8, n=n) as i:
         y[row, i] = f32(0)
@@ -759,7 +768,7 @@ def static_without_a_size(row, y):
         y[row, j] = f32(0)
 
 
-@mistake("generators go over one static(n)", at="f32(k) for k")
+@mistake("generators go over one static(n)", at="(f32(k) for k")
 def generator_without_a_size(row, y):
     t = tuple(f32(k) for k in static())
 
@@ -1028,7 +1037,7 @@ def test_a_name_that_becomes_varying_inside_a_loop_is_varying_from_its_first_lin
     first_home, last_home = (s for s in of(k, Assign) if s.var.name == "total")
     assert first_home.var is last_home.var
     assert (first_home.masked, last_home.masked) == (False, True)
-    assert first_home.var.space == "lanes(int())"
+    assert first_home.var.space == "lanes(n)"
 
 
 def test_uniformity_goes_round_a_loop_until_it_is_stable() -> None:
@@ -1110,8 +1119,7 @@ def test_functions_are_inlined_and_their_operands_computed_once() -> None:
         y[row, 0] = twice(twice(x[row, 0]))
 
     k = walk(kernel)
-    assert [type(s) for s in k.body] == [Assign, Assign, Assign, Assign, Store]
-    assert sum(s.value.op == "read" for s in of(k, Assign)) == 1
+    assert [s.value.op for s in k.body] == ["read", "add", "add", "name"]
 
 
 def test_decoders_are_inlined_by_the_view_s_format() -> None:
