@@ -12,7 +12,8 @@ from engine.lang.words import index, lanes
 from engine.op import op
 
 
-@op("x[a, b, r, n], ids[r], y[a, b, m, n] -> y", groups="a b r", types={"ids": (I32, I64), "y": (F32, F16)})
+@op("x[a, b, r, n], ids[r], y[a, b, m, n] -> y", groups="a b r", types={"ids": (I32, I64), "y": (F32, F16)},
+    cost_bytes=lambda call: 8 * call.tensors["x"].n_elements)
 def set_rows(a, b, r, x, ids, y, n):
     row = index(ids[r])
     for i in lanes(n):
@@ -26,7 +27,8 @@ def _(x, ids, y):
     return out
 
 
-@op("x[r, h, d], ids[r], y[h, blocks, d, 32] -> y", groups="r h", types={"ids": (I32, I64), "y": (F32, F16)})
+@op("x[r, h, d], ids[r], y[h, blocks, d, 32] -> y", groups="r h", types={"ids": (I32, I64), "y": (F32, F16)},
+    cost_bytes=lambda call: 8 * call.tensors["x"].n_elements)
 def set_keys(r, h, x, ids, y, d):
     cell = index(ids[r])
     for i in lanes(d):

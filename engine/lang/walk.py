@@ -569,6 +569,8 @@ class Walk:
             out.append(e)
         if t.layout != "plain" and out[-2].type.kind != "span":
             self.fail(slice, f"{view} lies {t.layout}: its row index is a span")
+        if t.layout != "plain" and any(i.type.varying for i in (*out[:-2], out[-1])):
+            self.fail(slice, f"{view} lies {t.layout}: only its row index may vary")
         return tuple(out)
 
     def expr_Subscript(self, node: ast.Subscript) -> Expr:

@@ -42,7 +42,7 @@ class Word:
 
     def __exit__(self, *_: object) -> None: ...
 
-    def __mul__(self, other: Any) -> Any:
+    def __mul__(self, other: Any = None) -> Any:
         return self()
 
     __add__ = __radd__ = __sub__ = __rsub__ = __rmul__ = __floordiv__ = __rfloordiv__ = __mod__ = __neg__ = __mul__

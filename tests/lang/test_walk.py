@@ -735,6 +735,13 @@ def uniform_row_of_interleaved_blocks(row, packed):
     block = packed[row, 0]
 
 
+@mistake("packed lies lanes8: only its row index may vary", at="i, j]")
+def varying_block_of_interleaved_blocks(row, x, packed, n):
+    for i in lanes(n):
+        j = i32(x[row, i])
+        block = packed[i, j]
+
+
 @mistake("i64 elements are read one at a time", at="wide[i]")
 def varying_read_of_i64(row, y, wide, n):
     for i in lanes(n):

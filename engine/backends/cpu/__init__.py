@@ -80,7 +80,8 @@ class CpuBackend(Backend):
         call = self.table.call(step)
         row, why = self.table.lookup(call, variant)
         assert isinstance(row, KernelRow), f"{step.out}: {why}"
-        return [Launch(step, row.name, b) for b in bind(call, row.variant)]
+        work = max(call.flop, call.nbytes)
+        return [Launch(step, row.name, b, work) for b in bind(call, row.variant)]
 
     def prepare(self, steps: Sequence[Step]) -> CpuPlan:
         return build([one for step in steps for one in self.launches(step, self.table.forced.get(step.out))], self.compiler, lambda: self.team, self.features)

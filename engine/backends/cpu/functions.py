@@ -59,7 +59,7 @@ def log(x):
 
 def log1p(x):
     u = x + 1.0
-    return where(u == 1.0, x, log(u) * (x / (u - 1.0)))
+    return where((u == 1.0) | (u == INF), x, log(u) * (x / (u - 1.0)))
 
 
 def tanh(x):

@@ -291,17 +291,14 @@ class Lower:
 
     def place(self, view: _View, indices: Sequence[Expr]) -> _Place:
         base, each, kind = view.address, None, "one"
-        for d, (e, stride) in enumerate(zip(indices, view.strides, strict=True)):
-            i = self.position(e)
-            contiguous = view.type.unit and d == view.type.ndim - 1 and not view.type.dtype.is_block
+        positions = [self.position(e) for e in indices]
+        contiguous = view.type.unit and not view.type.dtype.is_block and not any(_differs(p) for p in positions[:-1])
+        for d, (i, stride) in enumerate(zip(positions, view.strides, strict=True)):
             if isinstance(i, _SpanValue):
-                base = self.b.add(base, self.b.mul(i.start, stride))
-                if view.packed:
+                if view.packed or (contiguous and d == view.type.ndim - 1):
+                    base, kind = self.b.add(base, self.b.mul(i.start, stride)), kind if view.packed else "row"
                     continue
-                if contiguous:
-                    kind = "row"
-                    continue
-                offsets = self.b.mul(self.t.iota(I64), self.t.splat(stride))
+                offsets = self.b.mul(self.b.add(self.t.splat(i.start), self.t.iota(I64)), self.t.splat(stride))
             elif wide(i):
                 offsets = self.b.mul(i, self.t.splat(stride))
             else:
@@ -335,6 +332,8 @@ class Lower:
                 start = self.b.add(self.b.mul(at.start, ir.Constant(I64, unit)), ir.Constant(I64, field.offset))
                 return _Place(self.b.add(block.address, start), "row")
             at = self.b.add(self.t.splat(at.start), self.t.iota(I64))
+        if wide(at) and self.mask is not None:
+            at = self.b.select(self.mask, at, self.t.const(at.type, 0))
         offset = self.b.add(self.b.mul(at, self.t.const(at.type, unit * times)), self.t.const(at.type, field.offset * times))
         if block.packed:
             assert not wide(offset), "a field of interleaved blocks takes a uniform index"
@@ -499,6 +498,11 @@ class Lower:
     def op_field(self, e: Expr) -> Any:
         field = self.field_of(e.args[0], e.data)
         return self.load(self.field_place(self.block_place(e.args[0]), field, e.args[1]), field.unit)
+
+
+def _differs(position: Any) -> bool:
+    """Whether an index is another one for each lane."""
+    return isinstance(position, _SpanValue) or wide(position)
 
 
 def _wrap(value: int, bits: int) -> int:

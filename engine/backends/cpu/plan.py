@@ -17,15 +17,23 @@ from engine.op import Step
 
 LAUNCH_WORDS = 16  # Note [plan] in walker.py
 MAX_PIECES = 256
+SMALL_WORK = 40_000
+Range = tuple[int, int]
 
 
 @dataclass
 class Launch:
-    """One bound launch and the step it belongs to."""
+    """One bound launch and the step it belongs to. `work` is the larger of its FLOP and of the bytes it moves."""
 
     step: Step
     variant: str
     binding: Binding
+    work: int = SMALL_WORK
+
+    @property
+    def is_small(self) -> bool:
+        """Not worth a barrier: one thread runs it, together with its small neighbours."""
+        return self.work < SMALL_WORK
 
 
 @dataclass
@@ -61,6 +69,7 @@ def build(launches: Sequence[Launch], compiler: Compiler, team: Callable[[], Tea
         blocks.append(block)
         n = one.binding.n_groups
         row[:4] = address, block.ctypes.data, n, -(-n // MAX_PIECES)
+    mark_phases(words.reshape(-1, LAUNCH_WORDS), launches, scratch)
     return CpuPlan(team, list(launches), words, blocks, scratch)
 
 
@@ -94,3 +103,61 @@ def address(t: object) -> int:
     root = t.root  # type: ignore[attr-defined]
     assert root.buffer is not None, f"{t} has no memory"
     return root.buffer.address + root.buffer_offset + t.root_offset  # type: ignore[attr-defined]
+
+
+def mark_phases(rows: np.ndarray, launches: Sequence[Launch], scratch: np.ndarray) -> None:
+    """Chains and barriers, by what launches read and write: Note [plan] in walker.py."""
+    units = _units(launches)
+    touched = [_merge([touches(one, scratch) for one in launches[a:b]]) for a, b in units]
+    start = 0
+    for k, (a, b) in enumerate(units):
+        rows[a, 5] = b - a if launches[a].is_small else 0
+        last = k == len(units) - 1
+        if last or any(_depends(touched[j], touched[k + 1]) for j in range(start, k + 1)):
+            rows[b - 1, 6], rows[b - 1, 7] = 1, b - 1 - units[start][0]
+            start = k + 1
+
+
+def _units(launches: Sequence[Launch]) -> list[tuple[int, int]]:
+    """Ranges of launches: runs of small ones together, every other one alone."""
+    units: list[tuple[int, int]] = []
+    for i, one in enumerate(launches):
+        if units and one.is_small and launches[i - 1].is_small:
+            units[-1] = units[-1][0], i + 1
+        else:
+            units.append((i, i + 1))
+    return units
+
+
+@dataclass
+class Touched:
+    """Byte ranges of this process's memory."""
+
+    reads: list[Range]
+    writes: list[Range]
+
+
+def touches(one: Launch, scratch: np.ndarray) -> Touched:
+    b, result = one.binding, one.step.op.contract.result.name
+    reads, writes = [], []
+    for name, t in b.tensors.items():
+        span = (address(t), address(t) + t.nbytes)
+        (writes if name == result else reads).append(span)
+    if b.scratch:
+        whole = (scratch.ctypes.data, scratch.ctypes.data + scratch.nbytes)
+        reads.append(whole)
+        writes.append(whole)
+    return Touched(reads, writes)
+
+
+def _merge(parts: Sequence[Touched]) -> Touched:
+    return Touched([r for p in parts for r in p.reads], [w for p in parts for w in p.writes])
+
+
+def _depends(first: Touched, second: Touched) -> bool:
+    """Must `second` wait for `first`: it reads or overwrites what that writes, or writes what that reads."""
+    return _overlap(first.writes, second.reads) or _overlap(first.writes, second.writes) or _overlap(first.reads, second.writes)
+
+
+def _overlap(xs: Sequence[Range], ys: Sequence[Range]) -> bool:
+    return any(a < d and c < b for a, b in xs for c, d in ys)

@@ -1,7 +1,9 @@
 """The executor's native part, compiled by Numba into C-callable functions: a team of threads walks a plan, with a barrier after each launch.
 
-Note [plan]: a launch is 16 words of 8 bytes: entry, parameter block, groups, groups a piece, time of its end; word 8, in a cache line of its
-own, is the counter from which threads take pieces. Note [job]: one word a cache line: run number, plan, launches, stop, arrivals at the
+Note [plan]: a launch is 16 words of 8 bytes: entry, parameter block, groups, groups a piece, time of its end, chain, barrier, phase; word 8,
+in a cache line of its own, is the counter from which threads take pieces. A chain of c small launches is run by one thread, one after the
+other; its head has chain = c. Launches that do not depend on each other form a phase: only the last one has barrier = 1, and phase = the
+number of launches before it that belong to it. A traced run has a barrier after every launch. Note [job]: one word a cache line: run number, plan, launches, stop, arrivals at the
 barrier, its turn, abort, stopped, trace; then one `parked` word for each thread.
 
 A piece depends on shapes alone, never on the number of threads, so results have the same bits for any team.
@@ -18,7 +20,7 @@ from numba.extending import intrinsic
 
 LAUNCH_WORDS = 16
 RUN, PLAN, N, STOP, ARRIVED, TURN, ABORT, STOPPED, TRACE, CLOCK, PARKED = (64 * k for k in range(11))
-SPINS, YIELDS, NAPS, NAP_US = 3000, 100, 400, 50
+SPINS, YIELDS, NAPS, NAP_US = 300, 500, 400, 50
 
 sched_yield = types.ExternalFunction("sched_yield", types.int32())
 usleep = types.ExternalFunction("usleep", types.int32(types.uint32))
@@ -94,9 +96,10 @@ def wait_change(address, old):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, error_model="numpy", forceinline=True)
-def finish(job, launch):  # type: ignore[no-untyped-def]
+def finish(job, launch, phase):  # type: ignore[no-untyped-def]
     """What the last thread at the barrier does before it lets the others go on."""
-    store(launch + 64, 0)
+    for k in range(phase + 1):
+        store(launch + 64 - k * LAUNCH_WORDS * 8, 0)
     if load(job + TRACE) != 0:
         clock_gettime(types.int32(1), job + CLOCK)
         store(launch + 32, load(job + CLOCK) * 1000000000 + load(job + CLOCK + 8))
@@ -104,26 +107,48 @@ def finish(job, launch):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, error_model="numpy", forceinline=True)
-def barrier(job, launch, n_threads):  # type: ignore[no-untyped-def]
+def barrier(job, launch, phase, n_threads):  # type: ignore[no-untyped-def]
     turn = load(job + TURN)
     if add(job + ARRIVED, 1) == n_threads - 1:
-        finish(job, launch)
+        finish(job, launch, phase)
         store(job + ARRIVED, 0)
         store(job + TURN, turn + 1)
     else:
         wait_change(job + TURN, turn)
 
 
+@njit(nogil=True, error_model="numpy", forceinline=True)
+def take_pieces(launch):  # type: ignore[no-untyped-def]
+    entry, params, n_groups, piece = load(launch), load(launch + 8), load(launch + 16), load(launch + 24)
+    begin = add(launch + 64, piece)
+    while begin < n_groups:
+        call(entry, params, begin, min(begin + piece, n_groups))
+        begin = add(launch + 64, piece)
+
+
+@njit(nogil=True, error_model="numpy", forceinline=True)
+def take_chain(launch, chain):  # type: ignore[no-untyped-def]
+    if add(launch + 64, 1) == 0:
+        for k in range(chain):
+            at = launch + k * LAUNCH_WORDS * 8
+            call(load(at), load(at + 8), 0, load(at + 16))
+
+
 def walk(job, n_threads):  # type: ignore[no-untyped-def]
     """Run the job's plan as one thread of the team; gives 1 if it was aborted between two launches."""
-    launch, n = load(job + PLAN), load(job + N)
-    for _ in range(n):
-        entry, params, n_groups, piece = load(launch), load(launch + 8), load(launch + 16), load(launch + 24)
-        begin = add(launch + 64, piece)
-        while begin < n_groups:
-            call(entry, params, begin, min(begin + piece, n_groups))
-            begin = add(launch + 64, piece)
-        barrier(job, launch, n_threads)
+    launch, n, traced = load(job + PLAN), load(job + N), load(job + TRACE)
+    end = launch + n * LAUNCH_WORDS * 8
+    while launch < end:
+        chain = 0 if traced != 0 else load(launch + 40)
+        if chain > 0:
+            take_chain(launch, chain)
+            launch += (chain - 1) * LAUNCH_WORDS * 8
+        else:
+            take_pieces(launch)
+        if traced != 0:
+            barrier(job, launch, 0, n_threads)
+        elif load(launch + 48) != 0:
+            barrier(job, launch, load(launch + 56), n_threads)
         if load(job + STOPPED) != 0:
             return 1
         launch += LAUNCH_WORDS * 8
