@@ -12,7 +12,7 @@ from engine.model import Context
 from engine.sample import Sampler, SamplerSettings
 from engine.tokenizer import StopStrings, TextStream
 
-FinishReason = Literal["", "stop", "length", "context"]
+FinishReason = Literal["", "stop", "length", "context", "interrupted"]
 
 
 @dataclass
@@ -35,7 +35,8 @@ class Generation:
 
     Attributes:
         prompt_tokens: ids of the prompt. tokens: ids generated so far, the end token left out. text: their text.
-        finish_reason: "stop" (end token or stop string), "length" (`max_tokens` reached), "context" (no room left).
+        finish_reason: "stop" (end token or stop string), "length" (`max_tokens` reached), "context" (no room left), "interrupted" (Ctrl-C,
+            set by whoever caught it).
         timings: seconds and tokens per second.
     """
 
@@ -67,6 +68,8 @@ class Generation:
         self._pieces = self._run()
 
     def _ids(self, prompt: str | Sequence[int], add_special: bool) -> list[int]:
+        if not len(prompt) and not self.context.n_past:
+            raise ContextError("the prompt is empty: give some text, or at least one token")
         if isinstance(prompt, str):
             bos = self.model.tokenizer.bos_token
             ids = self.model.tokenize(prompt, add_special=add_special and not (bos and prompt.startswith(bos)))

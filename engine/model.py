@@ -21,7 +21,7 @@ from engine.models.cache import KvCache, kv_dtype
 from engine.models.hparams import Hparams, read_hparams
 from engine.models.weights import Weights
 from engine.sched.alloc import Pool
-from engine.sched.execute import Executable
+from engine.sched.execute import Executable, Stage
 from engine.sched.explain import Explanation
 from engine.settings import settings
 from engine.tokenizer import ChatTemplate, Tokenizer
@@ -181,11 +181,14 @@ class Context:
     Attributes:
         n_ctx: tokens it holds. n_past: tokens it has seen. threads: of the CPU, 0 for all allowed cores.
         build_s: seconds spent building graphs and compiling kernels.
+        trace: is given each split to run, to watch it; None for none.
     """
+
+    trace: Callable[[Stage], None] | None = None
 
     def __init__(self, model: Model, n_ctx: int, kv_type_k: str, kv_type_v: str, threads: int, n_ubatch: int) -> None:
         h = model.hparams
-        if not isinstance(n_ctx, int) or n_ctx < 0:
+        if not isinstance(n_ctx, int) or not 0 <= n_ctx < 1 << 31:
             raise ContextError(f"a context of {n_ctx!r} tokens: 1 or more are possible, 0 for the model's own {h.n_ctx_train}")
         if not isinstance(n_ubatch, int) or n_ubatch < 1:
             raise ContextError(f"a batch of {n_ubatch!r} tokens: 1 or more are possible")
@@ -205,7 +208,7 @@ class Context:
 
         Raises:
             ContextError: no tokens, an id outside the vocabulary, or more than the context holds; nothing has changed then.
-            InterruptedRun: stopped by `interrupt()`; the context is as it was before the call.
+            InterruptedRun: stopped by `interrupt()`; the context is as it was before the call, or empty (see `rewind`).
         """
         ids = self._checked(tokens, logits)
         for backend in self.model.backends:
@@ -217,7 +220,7 @@ class Context:
                 last = at + self.n_ubatch >= len(ids)
                 rows.append(self._batch(part, len(part) if logits == "all" else 1 if last else 0))
         except BaseException:
-            self.truncate(start)
+            self.rewind(start)
             raise
         return np.concatenate(rows) if logits == "all" else rows[-1][-1]
 
@@ -254,6 +257,7 @@ class Context:
                 values[i.masks[windowed]] = cells.mask(positions, size)
         for tensor in ready.used:
             ready.executable.set(tensor, values[tensor])
+        ready.executable.trace = self.trace
         ready.executable.run()
         self.n_past += n
         return ready.executable.get(ready.logits) if n_out else np.empty((0, self.model.hparams.n_vocab), np.float32)
@@ -275,6 +279,12 @@ class Context:
         for cells in (self.cache.full, self.cache.ring):
             cells.position[cells.position >= n] = -1
         self.n_past = n
+
+    def rewind(self, n: int) -> None:
+        """Keep the first `n` tokens; none where layers with a sliding window no longer hold what token `n` would see."""
+        ring, window = self.cache.ring.size, self.model.hparams.window
+        lost = any(self.model.hparams.windowed) and self.n_past - n > ring - window
+        self.truncate(0 if lost else n)
 
     def reset(self) -> None:
         """Start over with an empty context."""

@@ -65,7 +65,7 @@ def values(stored: Array, dtype: DType) -> Array:
     if dtype is Q8_X:
         codes = np.ascontiguousarray(stored["qs"]).view(np.int8).astype(np.float64)
         with _QUIET(invalid="ignore"):
-            return (codes * stored["d"].astype(np.float64)).reshape(*stored.shape[:-1], -1)
+            return (codes * stored["d"].astype(np.float64)).reshape(*stored.shape[:-1], 32 * stored.shape[-1])
     if dtype.is_block:
         return dequantize(_rows(stored), dtype).astype(np.float64)
     if dtype in (I32, I64):

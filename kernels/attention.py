@@ -70,39 +70,39 @@ def flash_attn_ext(t, strip, piece, q, k, v, mask, part, blocks, shared, factor,
     for block in range(piece * PIECE, minimum(blocks, piece * PIECE + PIECE)):
         visible = f32(0)
         if MASK:
-            visible = f32(-INF)
-            for j in static(KEY_TILES):
-                with span(j * LANES, 32) as key:
-                    visible = maximum(visible, group_max(mask[t, block * 32 + key]))
+            with span(0, LANES) as lane_of_tile:
+                seen = f32(-INF)
+                for j in static(KEY_TILES):
+                    seen = maximum(seen, mask[t, block * 32 + j * LANES + lane_of_tile])
+                visible = group_max(seen)
         if visible > -INF:
             score, weight = private(COLUMNS * KEY_TILES, f32(0)), private(COLUMNS * KEY_TILES, f32(0))
-            for i in range(WIDTH):
-                for j in static(KEY_TILES):
-                    with span(j * LANES, 32) as key:
-                        ki = k[kv, block, i, key]
+            with span(0, LANES) as key:
+                for i in range(WIDTH):
+                    for j in static(KEY_TILES):
+                        ki = k[kv, block, i, key + j * LANES]
                         for c in static(COLUMNS):
                             score[c * KEY_TILES + j] = fma(ki, q[t, head + c, i], score[c * KEY_TILES + j])
-            for c in static(COLUMNS):
-                best = peak[c]
-                for j in static(KEY_TILES):
-                    with span(j * LANES, 32) as key:
+                for c in static(COLUMNS):
+                    high = f32(-INF)
+                    for j in static(KEY_TILES):
                         s = score[c * KEY_TILES + j] * factor
                         if CAP:
                             s = cap * tanh(s / cap)
                         if MASK:
-                            s = s + mask[t, block * 32 + key]
+                            s = s + mask[t, block * 32 + j * LANES + key]
                         score[c * KEY_TILES + j] = s
-                        best = maximum(best, group_max(s))
-                shrink[c] = where(peak[c] == -INF, f32(0), exp(peak[c] - best))
-                whole = total[c] * shrink[c]
-                for j in static(KEY_TILES):
-                    with span(j * LANES, 32) as key:
+                        high = maximum(high, s)
+                    best = maximum(peak[c], group_max(high))
+                    shrink[c] = where(peak[c] == -INF, f32(0), exp(peak[c] - best))
+                    whole = f32(0)
+                    for j in static(KEY_TILES):
                         s = score[c * KEY_TILES + j]
                         e = where(s == -INF, f32(0), exp(s - best))
                         weight[c * KEY_TILES + j] = e
-                        whole = whole + group_sum(e)
-                total[c] = whole
-                peak[c] = best
+                        whole = whole + e
+                    total[c] = total[c] * shrink[c] + group_sum(whole)
+                    peak[c] = best
             for chunk in static(TILES // STEP):
                 for u in static(STEP):
                     with span((chunk * STEP + u) * LANES, EXTENT) as x:

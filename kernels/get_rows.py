@@ -10,7 +10,14 @@ from engine.lang.words import byte, codes, f32, fma, index, lanes, maximum, mini
 from engine.op import op
 
 
-@op("w[wa, wb, m, n], ids[a, b, r] -> y[a, b, r, n]", groups="a b r", types={"w": (*FLOATS, *WEIGHT_BLOCKS), "ids": (I32, I64)},
+def has_rows(call):
+    """Ids are clamped to a row that exists."""
+    if call["a"] * call["b"] * call["r"] and not call["wa"] * call["wb"] * call["m"]:
+        return f"operand w of shape {[call[d] for d in ('wa', 'wb', 'm', 'n')]} has no row that ids could name"
+    return None
+
+
+@op("w[wa, wb, m, n], ids[a, b, r] -> y[a, b, r, n]", groups="a b r", types={"w": (*FLOATS, *WEIGHT_BLOCKS), "ids": (I32, I64)}, check=has_rows,
     variant={"types": {"w": FLOATS}}, cost_bytes=lambda call: 2 * call.tensors["y"].n_elements * 4)
 def get_rows(a, b, r, w, ids, y, n, m, wa, wb):
     row = minimum(maximum(index(ids[a, b, r]), 0), m - 1)
@@ -32,8 +39,5 @@ def get_rows_blocks(a, b, r, w, ids, y, n_blocks, m, wa, wb):
 
 @get_rows.reference
 def _(w, ids):
-    a, b, _ = ids.shape
-    ids = np.clip(ids, 0, w.shape[2] - 1).astype(np.int64)
-    return np.stack([np.stack([w[i % w.shape[0], j % w.shape[1]][ids[i, j]] for j in range(b)]) for i in range(a)])
-
-
+    i, j, _ = np.indices(ids.shape, sparse=True)
+    return w[i % max(w.shape[0], 1), j % max(w.shape[1], 1), np.clip(ids, 0, max(w.shape[2] - 1, 0)).astype(np.int64)]

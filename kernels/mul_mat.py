@@ -10,7 +10,7 @@ import numpy as np
 
 import kernels.quants  # noqa: F401
 from engine.dtypes import F32, FLOATS, Q8_X, WEIGHT_BLOCKS
-from engine.lang.words import (abs, codes, dot, dot4, f32, fma, group_max, group_sum, i32, lanes, maximum, minimum, offset, only, private, rint,
+from engine.lang.words import (abs, as_f32, as_i32, codes, dot, dot4, f32, fma, group_max, group_sum, i32, lanes, maximum, minimum, offset, only, private, rint,
                                scale, span, static, u32, where)
 from engine.op import op
 
@@ -23,22 +23,21 @@ def quantize_rows(a, b, n, x, y, n_blocks):
     A NaN or an infinity makes the block's scale NaN.
     """
     for j in range(n_blocks):
-        big, bad = f32(0), f32(0)
+        big = i32(0)
         for i in lanes(32):
-            v = x[a, b, n, j * 32 + i]
-            big = maximum(big, abs(v))
-            bad = bad + v * 0.0
-        top = group_max(big)
-        d = top / 127.0 + group_sum(bad)
+            big = maximum(big, as_i32(abs(x[a, b, n, j * 32 + i])))  # the bits of magnitudes are in order, NaN above infinity
+        top = as_f32(group_max(big))
+        d = top / 127.0
         inverse = where(top > 0.0, minimum(127.0 / top, 3.0e38), f32(0))
         block = y[a, b, n, j]
-        low, high = i32(0), i32(0)
+        both = i32(0)
         for i in lanes(32):
             q = i32(rint(x[a, b, n, j * 32 + i] * inverse))
             block.q[i] = q
-            low = low + where(i < 16, q, 0)
-            high = high + where(i < 16, 0, q)
-        first_half, second_half = group_sum(low), group_sum(high)
+            both = both + where(i < 16, q, q << 16)
+        whole = group_sum(both)  # two sums in one word: 16 codes stay within 16 bits
+        first_half = (whole << 16) >> 16
+        second_half = (whole - first_half) >> 16
         block.d = d
         block.s = d * f32(first_half + second_half)
         block.sums[0] = first_half
@@ -50,7 +49,7 @@ def columns_of(call):
     return next(c for c in (1, 2, 4, 8) if c >= min(call["n"], 8))
 
 
-SIZES = {"ra": lambda call: call["a"] // call["wa"], "rb": lambda call: call["b"] // call["wb"],
+SIZES = {"ra": lambda call: call["a"] // max(call["wa"], 1), "rb": lambda call: call["b"] // max(call["wb"], 1),
          "n_blocks": lambda call: call["k"] // call.weight_format.block_size}
 
 

@@ -20,4 +20,4 @@ def rms_norm(a, b, c, x, y, n, eps):
 
 @rms_norm.reference
 def _(x, eps):
-    return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps)
+    return x / np.sqrt(np.sum(x * x, axis=-1, keepdims=True) / max(x.shape[-1], 1) + eps)

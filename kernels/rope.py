@@ -17,25 +17,28 @@ def fits(call):
     return None if 2 * call["half"] <= call["n"] else f"{2 * call['half']} rotated dimensions of {call['n']}"
 
 
-@op("x[a, t, h, n], pos[t], freqs[2, half] -> y[a, t, h, n]", groups="a t h", types={"pos": (I32,)}, check=fits, inplace="x",
+@op("x[a, t, h, n], pos[t], freqs[2, half] -> y[a, t, h, n]", groups="a t", types={"pos": (I32,)}, check=fits, inplace="x",
     constants={"NEOX": lambda call: call.params["neox"]}, neox=0)
-def rope(a, t, h, x, pos, freqs, y, n, half):
+def rope(a, t, x, pos, freqs, y, h, n, half):
+    """All heads of a token turn by the same angles."""
     p = f32(pos[t])
     for i in lanes(half):
         turns = p * freqs[0, i]
         rest = fma(p, freqs[0, i], -turns) + p * freqs[1, i]
         angle = ((turns - rint(turns)) + rest) * 6.283185307179586
         co, si = cos(angle), sin(angle)
-        if NEOX:
-            u, v = x[a, t, h, i], x[a, t, h, i + half]
-            y[a, t, h, i] = u * co - v * si
-            y[a, t, h, i + half] = u * si + v * co
-        else:
-            u, v = x[a, t, h, 2 * i], x[a, t, h, 2 * i + 1]
-            y[a, t, h, 2 * i] = u * co - v * si
-            y[a, t, h, 2 * i + 1] = u * si + v * co
+        for head in range(h):
+            if NEOX:
+                u, v = x[a, t, head, i], x[a, t, head, i + half]
+                y[a, t, head, i] = u * co - v * si
+                y[a, t, head, i + half] = u * si + v * co
+            else:
+                u, v = x[a, t, head, 2 * i], x[a, t, head, 2 * i + 1]
+                y[a, t, head, 2 * i] = u * co - v * si
+                y[a, t, head, 2 * i + 1] = u * si + v * co
     for i in lanes(n - 2 * half):
-        y[a, t, h, i + 2 * half] = x[a, t, h, i + 2 * half]
+        for head in range(h):
+            y[a, t, head, i + 2 * half] = x[a, t, head, i + 2 * half]
 
 
 @rope.reference

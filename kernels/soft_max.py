@@ -9,7 +9,16 @@ from engine.lang.words import INF, exp, f32, group_max, group_sum, inside, lanes
 from engine.op import op
 
 
-@op("x[a, h, r, n], mask?[ma, mh, r, n] -> y[a, h, r, n]", groups="a h r", types={"mask": (F32, F16)}, inplace="x", factor=1.0)
+def divides(call):
+    """Each of the mask's leading extents divides that of x."""
+    for x, m in (("a", "ma"), ("h", "mh")):
+        if (extent := call.dims.get(m, 1)) == 0 and call[x] or extent and call[x] % extent:
+            return f"a mask with {m} = {extent} cannot be repeated to {call[x]}"
+    return None
+
+
+@op("x[a, h, r, n], mask?[ma, mh, r, n] -> y[a, h, r, n]", groups="a h r", types={"mask": (F32, F16)}, check=divides, inplace="x", factor=1.0,
+    variant={"sizes": {"ma": lambda call: call.dims.get("ma", 1), "mh": lambda call: call.dims.get("mh", 1)}})
 def soft_max(a, h, r, x, mask, y, n, ma, mh, factor):
     peak = f32(-INF)
     for i in lanes(n):
@@ -35,7 +44,7 @@ def soft_max(a, h, r, x, mask, y, n, ma, mh, factor):
 def _(x, mask, factor):
     v = x * factor
     if mask is not None:
-        v = v + np.tile(mask, [x.shape[0] // mask.shape[0], x.shape[1] // mask.shape[1], 1, 1])
+        v = v + np.tile(mask, [*(n // m if m else 1 for n, m in zip(x.shape[:2], mask.shape[:2], strict=True)), 1, 1])
     top = np.max(v, axis=-1, keepdims=True, initial=-np.inf)
     e = np.where(v == -np.inf, 0, np.exp(v - np.where(np.isneginf(top), 0, top)))
     whole = e.sum(-1, keepdims=True)

@@ -87,7 +87,7 @@ rsqrt = _word("rsqrt", "rsqrt(f32)", "1 / sqrt(x), both correctly rounded", "flo
 exp = _word("exp", "exp(f32)", "within 2 ulp; exp(-inf) = 0, NaN stays NaN", "float")
 exp2 = _word("exp2", "exp2(f32)", "2 to the x, within 3 ulp up to |x| = 16", "float")
 log = _word("log", "log(f32)", "within 3 ulp; log(0) = -inf, NaN below", "float")
-log1p = _word("log1p", "log1p(f32)", "log(1 + x) without cancellation", "float")
+log1p = _word("log1p", "log1p(f32)", "log(1 + x) without cancellation, within 4 ulp", "float")
 tanh = _word("tanh", "tanh(f32)", "within 3 ulp", "float")
 sin = _word("sin", "sin(f32)", "absolute error below 2e-7 for |x| <= 3.2", "float")
 cos = _word("cos", "cos(f32)", "absolute error below 2e-7 for |x| <= 3.2", "float")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
@@ -51,7 +51,10 @@ class Executable:
     Attributes:
         schedule: the placement with its causes, and the splits.
         memory: where each tensor lies, and how much memory that takes.
+        trace: runs the plan of each split instead of us, to watch it; None for none.
     """
+
+    trace: Callable[[Stage], None] | None = None
 
     def __init__(self, backends: Sequence[Backend], graph: Graph, *, pins: Mapping[Tensor, Backend] | None = None, offload: bool = True,
                  strict: bool = False, allowed: Sequence[Backend] | None = None, pool: Pool | None = None,
@@ -203,7 +206,10 @@ class Executable:
             self._wait_for(type, but=stage.backend)
         for copy in stage.copies:
             self._copy(copy, stage.backend)
-        stage.plan.run()
+        if self.trace is None:
+            stage.plan.run()
+        else:
+            self.trace(stage)
         self._started(stage.backend)
 
     def _copy(self, copy: Copy, here: Backend) -> None:

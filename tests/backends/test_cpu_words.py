@@ -94,8 +94,8 @@ def run(kernel: FunctionType, target: Features, groups: tuple[int, ...] = (1,), 
     for n, a in arrays.items():
         dtype = (types or {}).get(n) or ELEMENTS[a.dtype]
         views[n] = ViewType(dtype, a.ndim, a.strides[-1] == dtype.nbytes)
-    request = Request(f, views, f.parameters[: len(groups)], tuple(ints), tuple(floats), {"LANES": target.lanes, **(constants or {})}, target)
-    (address,) = COMPILER.addresses([request])
+    known = {"LANES": target.lanes, **(constants or {})}
+    (address,) = COMPILER.addresses([Request(f, views, f.parameters[: len(groups)], tuple(ints), tuple(floats), known, target)])
     block: list[int] = []
     for a in arrays.values():
         block += [a.ctypes.data, *a.strides]
@@ -324,8 +324,8 @@ def same_numbers(got: np.ndarray, expected: np.ndarray) -> None:
 
 def float_operands() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     rng = np.random.default_rng(1)
-    special = np.array([0, -0.0, 1, -1, np.inf, -np.inf, np.nan, 1e-45, -1e-40, 3.4e38, 2147483520, 2147483648, -2147483648, 4294967040, 4294967296,
-                        0.99999994, -0.5], np.float32)
+    special = np.array([0, -0.0, 1, -1, np.inf, -np.inf, np.nan, 1e-45, -1e-40, 3.4e38, 2147483520, 2147483648, -2147483648,
+                        4294967040, 4294967296, 0.99999994, -0.5], np.float32)
     a, b = (m.ravel() for m in np.meshgrid(special, special))
     n = 20_000
     bits = rng.integers(0, 1 << 32, (3, n), np.uint32).view(np.float32)
@@ -449,8 +449,8 @@ def convert_saturating(row, x, y, z, n):
 
 
 def test_conversion_to_integers_truncates_and_saturates() -> None:
-    x = np.array([1.9, -1.9, 2147483520, 2147483648, 1e20, -2147483648, -2147483904, -1e20, np.inf, -np.inf, np.nan, 4294967040, 4294967296, -0.5,
-                  -1], np.float32)
+    x = np.array([1.9, -1.9, 2147483520, 2147483648, 1e20, -2147483648, -2147483904, -1e20, np.inf, -np.inf, np.nan, 4294967040, 4294967296,
+                  -0.5, -1], np.float32)
     y, z = np.zeros(x.size, np.int32), np.zeros(x.size, np.int32)
     run(convert_saturating, features(), x=x, y=y, z=z, n=x.size)
     top, low = 2**31 - 1, -(2**31)
@@ -493,7 +493,8 @@ def test_short_floats_are_rounded_to_nearest_even(kernel: FunctionType, dtype: D
         middle = ((every.astype(np.float64) + after) / 2).astype(np.float32)  # ties, exact in f32
         random = np.random.default_rng(3).integers(0, 1 << 32, 50_000, np.uint32).view(np.float32)
         nan = np.array([0x7F800001, 0xFF800001, 0x7FFFFFFF, 0xFFFFFFFF, 0x7FC00000], np.uint32).view(np.float32)
-        x = np.concatenate([every, middle, np.nextafter(middle, np.float32(np.inf)), np.nextafter(middle, np.float32(-np.inf)), random, nan])
+        above, below = np.nextafter(middle, np.float32(np.inf)), np.nextafter(middle, np.float32(-np.inf))
+        x = np.concatenate([every, middle, above, below, random, nan])
         expected = x.astype(short)
     y = np.zeros(x.size, np.uint16)
     run(kernel, width, types={"y": dtype}, x=x, y=y, n=x.size)
@@ -626,7 +627,7 @@ def test_several_indices_that_differ_by_lane(width: Features) -> None:
 def grid(row, w, y, seen, size):
     count = i32(0)
     for b, s, t in lanes(size, OUTER, INNER):
-        count = count + 1
+        count = count + where(inside(t), i32(1), 0)
         y[b * OUTER + s, t] = f32(b * 10000 + s * 100 + t) + f32(ubyte(codes(w[row, b], 0, t % 8), 0)) * 0.0
         seen[(b * OUTER + s) * INNER + t] = where(inside(t), i32(1), 0)
     seen[size * OUTER * INNER] = group_sum(count)
@@ -680,10 +681,10 @@ def kept(row, x, y, n):
         last = x[i]
         sign = i32(3)
         with only(x[i] > 0.0):
-            count = count + 1
+            count = count + where(x[i] > 0.0, i32(1), 9)
             acc[0] = acc[0] + x[i]
             with only(x[i] > 2.0):
-                acc[1] = acc[1] + 1.0
+                acc[1] = acc[1] + (x[i] * 0.0 + 1.0)
                 sign = i32(x[i])
         v = x[i]
         with only(v < 0.0):
@@ -716,6 +717,7 @@ def test_lanes_that_take_no_part_keep_what_they_had(width: Features) -> None:
 
 
 def nested(row, x, y, z, n, m):
+    inner = f32(0)
     for i in lanes(n):
         v = x[i]
         low = first(i)
@@ -726,7 +728,7 @@ def nested(row, x, y, z, n, m):
                     y[low + l, j] = one * 100.0 + f32(j)
         with span(0, m) as j:
             inner = group_sum(where(inside(j), f32(1), 0))
-        z[i] = v * 2.0
+        z[i] = v * 2.0 + (inner - inner)
         barrier()
 
 
@@ -867,10 +869,10 @@ def products(row, x, y, out, n):
             sums = sums + ((byte(ys[k], 0) + byte(ys[k], 1)) + (byte(ys[k], 2) + byte(ys[k], 3)))
         out[0, i] = total
         out[1, i] = dot(xs, ys, sums, LOW, HIGH)
-        same, all = tuple(u32(y[k, 0]) for k in static(QUADS)), i32(0)
+        same, whole = tuple(u32(y[k, 0]) for k in static(QUADS)), i32(0)
         for k in static(QUADS):
-            all = all + ((byte(same[k], 0) + byte(same[k], 1)) + (byte(same[k], 2) + byte(same[k], 3)))
-        out[2, i] = dot(xs, same, all, LOW, HIGH)
+            whole = whole + ((byte(same[k], 0) + byte(same[k], 1)) + (byte(same[k], 2) + byte(same[k], 3)))
+        out[2, i] = dot(xs, same, whole, LOW, HIGH)
 
 
 def products_uniform(row, x, y, out, n):
@@ -919,6 +921,6 @@ def test_dot_products(form: Features, low: int, high: int) -> None:
 @pytest.mark.parametrize(("low", "high"), RANGES)
 def test_dot_products_of_uniform_values(low: int, high: int) -> None:
     x, y = dot_operands(low, high, 4, 8)
-    out = np.zeros((2, x.shape[1]), np.int32)
-    run(products_uniform, features(8), constants={"QUADS": 4, "LOW": low, "HIGH": high}, x=words_of(x), y=words_of(y), out=out, n=x.shape[1])
+    constants, out = {"QUADS": 4, "LOW": low, "HIGH": high}, np.zeros((2, x.shape[1]), np.int32)
+    run(products_uniform, features(8), constants=constants, x=words_of(x), y=words_of(y), out=out, n=x.shape[1])
     assert np.array_equal(out[0], (x * y).sum((0, 2))) and np.array_equal(out[1], out[0])

@@ -2,9 +2,17 @@
 
 # mypy: ignore-errors
 from engine.lang.function import Function
-from engine.lang.words import INF, abs, as_f32, as_i32, f32, fma, i32, maximum, minimum, rint, where
+from engine.lang.words import INF, abs, as_f32, as_i32, f32, fma, maximum, minimum, rint, where
 
 NAN = float("nan")
+
+
+def whole(n):
+    """An integral n, |n| < 2^22, as i32: its bits after adding 1.5 x 2^23. Anything for NaN."""
+    return as_i32(n + 12582912.0) - 0x4B400000
+
+
+whole = Function(whole)
 
 
 def exp(x):
@@ -18,8 +26,9 @@ def exp(x):
     p = fma(p, r, f32(1.6666665459e-1))
     p = fma(p, r, f32(5.0000001201e-1))
     p = fma(p, r * r, r) + 1.0
-    half = i32(n) >> 1
-    y = p * as_f32((half + 127) << 23) * as_f32((i32(n) - half + 127) << 23)
+    k = whole(n)
+    half = k >> 1
+    y = p * as_f32((half + 127) << 23) * as_f32((k - half + 127) << 23)
     y = where(x > 88.7228394, f32(INF), y)
     return where(x != x, x, where(x < -103.97, f32(0), y))
 
@@ -34,8 +43,9 @@ def exp2(x):
     p = fma(p, r, f32(1.6666665459e-1))
     p = fma(p, r, f32(5.0000001201e-1))
     p = fma(p, r * r, r) + 1.0
-    half = i32(n) >> 1
-    y = p * as_f32((half + 127) << 23) * as_f32((i32(n) - half + 127) << 23)
+    k = whole(n)
+    half = k >> 1
+    y = p * as_f32((half + 127) << 23) * as_f32((k - half + 127) << 23)
     y = where(x >= 128.0, f32(INF), y)
     return where(x != x, x, where(x < -150.0, f32(0), y))
 
@@ -87,7 +97,7 @@ def sin(x):
     p = fma(p, z, f32(0.008333078585565090))
     p = fma(p, z, f32(-0.1666665971279144))
     y = fma(p * z, r, r)
-    return where((i32(n) & 1) == 1, -y, y)
+    return where((whole(n) & 1) == 1, -y, y)
 
 
 def cos(x):

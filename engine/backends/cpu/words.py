@@ -117,9 +117,21 @@ def convert(t: Target, v: Any, have: str, want: str) -> Any:
     if want == "f32":
         return (t.b.uitofp if have == "u32" else t.b.sitofp)(v, t.like(F32, v))
     if have == "f32":
-        result = t.like(I32, v)
-        return t.call(f"llvm.fpto{'s' if want == 'i32' else 'u'}i.sat.{mangle(result)}.{mangle(v.type)}", result, [v])
+        return _saturate(t, v, want)
     return t.b.trunc(v, t.like(I32, v)) if have == "index" else v
+
+
+def _saturate(t: Target, v: Any, want: str) -> Any:
+    """f32 to an integer: truncates, saturates, NaN gives 0. LLVM's own saturating conversion falls apart into scalars on x86."""
+    low, high = (-2147483648.0, 2147483648.0) if want == "i32" else (0.0, 4294967296.0)
+    least, most = (-(1 << 31), (1 << 31) - 1) if want == "i32" else (0, -1)
+    i = t.like(I32, v)
+    above = t.b.fcmp_ordered(">=", v, t.const(v.type, high))
+    fits = t.b.and_(t.b.fcmp_ordered(">=", v, t.const(v.type, low)), t.b.not_(above))
+    inside = t.b.select(fits, v, t.const(v.type, 0.0))
+    n = (t.b.fptosi if want == "i32" else t.b.fptoui)(inside, i)
+    below = t.b.fcmp_ordered("<", v, t.const(v.type, low))
+    return t.b.select(above, t.const(i, most), t.b.select(below, t.const(i, least), n))
 
 
 def grow(t: Target, v: Any, unit: str) -> Any:
@@ -195,15 +207,18 @@ WORDS: dict[str, Callable[..., Any]] = {
     "rint": _plain("nearbyint"), "round_away": _plain("round"), "sqrt": _plain("sqrt"), "rsqrt": _rsqrt, "pack": _pack,
     **{f"byte{e}": _byte(e, True) for e in range(4)}, **{f"ubyte{e}": _byte(e, False) for e in range(4)}}
 
-_REDUCE = {("group_sum", "f32"): ("fadd", ("reassoc",)), ("group_max", "f32"): ("fmax", ("nsz",)), ("group_min", "f32"): ("fmin", ("nsz",)),
-           ("group_sum", "i32"): ("add", ()), ("group_max", "i32"): ("smax", ()), ("group_min", "i32"): ("smin", ())}
-
-
 def group(t: Target, word: str, kind: str, v: Any) -> Any:
-    """A reduction over the lanes; only here may LLVM choose the order of a sum."""
-    name, flags = _REDUCE[word, kind]
-    lead = [ir.Constant(F32, -0.0)] if name == "fadd" else []
-    return t.call(f"llvm.vector.reduce.{name}.{mangle(v.type)}", SCALAR[kind], [*lead, v], fastmath=flags)
+    """A reduction over the lanes: the upper half is folded onto the lower half, until one is left. LLVM's own reductions of maxima are
+    chains of scalars, and the order of a sum has to be ours."""
+    fold = {"group_max": WORDS["maximum"], "group_min": WORDS["minimum"]}.get(word) or (
+        lambda t, kind, x, y: t.b.fadd(x, y) if kind == "f32" else t.b.add(x, y))
+    n = t.lanes
+    while n > 1:
+        n //= 2
+        low, high = (ir.Constant(ir.VectorType(I32, n), list(range(k, k + n))) for k in (0, n))
+        undefined = ir.Constant(v.type, ir.Undefined)
+        v = fold(t, kind, t.b.shuffle_vector(v, undefined, low), t.b.shuffle_vector(v, undefined, high))
+    return t.b.extract_element(v, ir.Constant(I32, 0))
 
 
 # -- integer dot products ---------------------------------------------------------------------------------------
