@@ -17,8 +17,8 @@ def has_rows(call):
     return None
 
 
-@op("w[wa, wb, m, n], ids[a, b, r] -> y[a, b, r, n]", groups="a b r", types={"w": (*FLOATS, *WEIGHT_BLOCKS), "ids": (I32, I64)}, check=has_rows,
-    variant={"types": {"w": FLOATS}}, cost_bytes=lambda call: 2 * call.tensors["y"].n_elements * 4)
+@op("w[wa, wb, m, n], ids[a, b, r] -> y[a, b, r, n]", groups="a b r", types={"w": (*FLOATS, *WEIGHT_BLOCKS), "ids": (I32, I64)},
+    check=has_rows, variant={"types": {"w": FLOATS}}, cost_bytes=lambda call: 2 * call.tensors["y"].n_elements * 4)
 def get_rows(a, b, r, w, ids, y, n, m, wa, wb):
     row = minimum(maximum(index(ids[a, b, r]), 0), m - 1)
     for i in lanes(n):

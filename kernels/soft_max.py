@@ -17,8 +17,8 @@ def divides(call):
     return None
 
 
-@op("x[a, h, r, n], mask?[ma, mh, r, n] -> y[a, h, r, n]", groups="a h r", types={"mask": (F32, F16)}, check=divides, inplace="x", factor=1.0,
-    variant={"sizes": {"ma": lambda call: call.dims.get("ma", 1), "mh": lambda call: call.dims.get("mh", 1)}})
+@op("x[a, h, r, n], mask?[ma, mh, r, n] -> y[a, h, r, n]", groups="a h r", types={"mask": (F32, F16)}, check=divides, inplace="x",
+    factor=1.0, variant={"sizes": {"ma": lambda call: call.dims.get("ma", 1), "mh": lambda call: call.dims.get("mh", 1)}})
 def soft_max(a, h, r, x, mask, y, n, ma, mh, factor):
     peak = f32(-INF)
     for i in lanes(n):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import textwrap
 from collections.abc import Mapping
 from types import FunctionType
@@ -17,6 +18,7 @@ class Function:
         lines, self.line = inspect.getsourcelines(fn)
         self.source = textwrap.dedent("".join(lines))
         self.indent = len(lines[0]) - len(lines[0].lstrip())  # of the text in its file
+        self.names = tuple(sorted(set(re.findall(r"[A-Za-z_]\w*", self.source))))
         self.parameters = tuple(inspect.signature(fn).parameters)
 
     @property

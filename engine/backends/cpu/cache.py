@@ -11,12 +11,14 @@ import hashlib
 import logging
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 log = logging.getLogger(__name__)
 MAGIC = b"LWK1"
+UNFINISHED = ".new-"
 _HEAD = len(MAGIC) + 32
 
 
@@ -54,12 +56,17 @@ class ObjectCache:
         path = self.path(key)
         if path is None:
             return
+        new: Path | None = None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".new-", delete=False) as f:
+            with tempfile.NamedTemporaryFile(dir=path.parent, prefix=UNFINISHED, delete=False) as f:
+                new = Path(f.name)
                 f.write(MAGIC + hashlib.sha256(code).digest() + code)
-            os.replace(f.name, path)
+            os.replace(new, path)
         except OSError as why:
+            if new is not None:
+                with contextlib.suppress(OSError):
+                    new.unlink()
             if not self._told:
                 log.warning("compiled kernels cannot be kept in %s (%s); they are compiled again in the next process", self.folder, why)
                 self._told = True
@@ -82,7 +89,12 @@ class ObjectCache:
                 yield path, stat.st_size, stat.st_mtime
 
     def trim(self) -> None:
-        """Drop the entries used longest ago until the rest fits."""
+        """Drop the entries used longest ago until the rest fits, and what processes that were killed left behind."""
+        if self.folder is not None:
+            for path in self.folder.glob(f"{UNFINISHED}*"):
+                with contextlib.suppress(OSError):
+                    if time.time() - path.stat().st_mtime > 3600:
+                        path.unlink()
         entries = sorted(self.entries(), key=lambda e: e[2])
         total = sum(size for _, size, _ in entries)
         for path, size, _ in entries:

@@ -11,9 +11,10 @@ import hashlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from engine.backends.cpu.features import host_features
 from engine.backends.cpu.words import Features
 from engine.lang.function import Function
 from engine.lang.tree import ViewType
-from engine.lang.words import DECODERS, FUNCTIONS
+from engine.lang.words import DECODERS
 
 log = logging.getLogger(__name__)
 SYMBOL = "lanewise_kernel"
@@ -50,23 +51,37 @@ class Request:
         return f"{self.function.name}({views}; {', '.join((*self.groups, '|', *self.ints, '|', *self.floats))}; {constants})"
 
     def key(self) -> str:
-        text = "\n".join((_language_hash(), self.function.source, self.describe(), ",".join(sorted(self.features.names)),
-                          str(self.features.lanes)))
+        text = "\n".join((_language_hash(), *self._texts(), self.describe(), ",".join(sorted(self.features.names)), str(self.features.lanes)))
         return hashlib.sha256(text.encode()).hexdigest()
+
+    def _texts(self) -> Iterator[str]:
+        """The kernel's text, that of every function and decoder it may call, and the module constants they read."""
+        decoders = [f for t in self.views.values() for _, f in sorted(DECODERS.get(t.dtype.name, {}).items())]
+        pending, seen = [self.function, *decoders], set()
+        while pending:
+            f = pending.pop()
+            if f in seen:
+                continue
+            seen.add(f)
+            yield f.source
+            for name in f.names:
+                found = f.globals.get(name)
+                if isinstance(found, Function):
+                    pending.append(found)
+                elif isinstance(found, (int, float)):
+                    yield f"{name} = {found!r}"
 
 
 @cache
 def _language_hash() -> str:
-    """A hash of everything but the kernel: words, walk, lowering, functions, decoders, versions, CPU."""
+    """A hash of everything but the kernel: words, walk, lowering, versions, CPU."""
     h = hashlib.sha256()
     here = Path(__file__).parent
     for path in sorted([*here.glob("*.py"), *(here.parent.parent / "lang").glob("*.py"), here.parent.parent / "dtypes.py"]):
         if path.name not in ("sim.py", "cache.py", "team.py", "plan.py", "layouts.py", "__init__.py"):
             h.update(path.read_bytes())
-    for f in FUNCTIONS:
-        h.update(f.source.encode())
-    h.update(repr(sorted((n, sorted(d)) for n, d in DECODERS.items())).encode())
-    h.update(f"{llvmlite.__version__} {llvm.llvm_version_info} {llvm.get_host_cpu_name()} {sorted(host_features())}".encode())
+    versions = f"{version('numba')} {llvmlite.__version__} {llvm.llvm_version_info}"
+    h.update(f"{versions} {llvm.get_host_cpu_name()} {sorted(host_features())}".encode())
     return h.hexdigest()
 
 

@@ -267,9 +267,10 @@ def _dot_vnni(t: Target, name: str, xs: Sequence[Any], ys: Sequence[Any], total:
     if low < 0:
         acc = t.b.mul(total, t.const(v, -128))
         xs = [t.b.xor(x, t.const(v, 0x80808080 - (1 << 32))) for x in xs]
-    for x, y in zip(xs, ys, strict=True):
-        acc = t.call(name, v, [acc, *_dot_bytes(t, name, x, y)])
-    return acc
+    chains = [acc, t.const(v, 0)]  # two, so that one quad need not wait for the one before
+    for k, (x, y) in enumerate(zip(xs, ys, strict=True)):
+        chains[k % 2] = t.call(name, v, [chains[k % 2], *_dot_bytes(t, name, x, y)])
+    return t.b.add(*chains) if len(xs) > 1 else chains[0]
 
 
 def _pmadd(t: Target) -> tuple[str, str] | None:
