@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+import numpy as np
+
 from engine.errors import ContextError
 from engine.model import Context
 from engine.sample import Sampler, SamplerSettings
@@ -117,7 +119,7 @@ class Generation:
         if tail := self._flush():
             yield tail
 
-    def _prompt(self) -> object:
+    def _prompt(self) -> np.ndarray:
         started, built = time.perf_counter(), self._made()
         logits = self.context.decode(self.prompt_tokens)
         compiled = self._made() - built
@@ -126,7 +128,7 @@ class Generation:
         self.timings.prompt_tps = len(self.prompt_tokens) / max(self.timings.prompt_s, 1e-9)
         return logits
 
-    def _next(self, token: int) -> object:
+    def _next(self, token: int) -> np.ndarray:
         started, built = time.perf_counter(), self._made()
         logits = self.context.decode([token])
         compiled = self._made() - built

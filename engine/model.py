@@ -68,7 +68,8 @@ class Model:
         self.hparams: Hparams = read_hparams(self.metadata, n_vocab, self._arch.WINDOW_PATTERN)
         self.weights = Weights(self._file, self.backends)
         self.parts = Parts(self.hparams, self.weights, self._arch.NEOX, flash)
-        self._chat_source = chat_template or self.metadata.get("tokenizer.chat_template")
+        own = self.metadata.get("tokenizer.chat_template")
+        self._chat_source = chat_template or (own if isinstance(own, str) else None)
         self._probe()
 
     def _n_vocab(self) -> int:
@@ -262,7 +263,7 @@ class Context:
         self.n_past += n
         return ready.executable.get(ready.logits) if n_out else np.empty((0, self.model.hparams.n_vocab), np.float32)
 
-    def _ready(self, *shape: int) -> _Ready:
+    def _ready(self, *shape: *tuple[int, int, int, int]) -> _Ready:
         """The graph for batches of this shape, built or from those kept."""
         if shape in self._graphs:
             self._graphs.move_to_end(shape)
@@ -270,7 +271,7 @@ class Context:
         started = time.perf_counter()
         while len(self._graphs) >= N_GRAPHS:
             self._graphs.popitem(last=False)[1].executable.close()
-        self._graphs[shape] = _Ready(self, *shape)  # type: ignore[arg-type]
+        self._graphs[shape] = _Ready(self, *shape)
         self.build_s += time.perf_counter() - started
         return self._graphs[shape]
 

@@ -40,7 +40,7 @@ from engine.tensor import Tensor, leaf, row_major
 from engine.testing_backends import FilteredBackend, FilteredTable
 
 __all__ = ["FACTS", "Bound", "Case", "Disagreement", "Example", "Facts", "FilteredBackend", "FilteredTable", "Guards",
-           "InterleavedBufferType", "Layout", "Outcome", "Report", "agrees_in_mean", "assert_close", "cases", "conformance", "elements",
+           "InterleavedBufferType", "Layout", "Outcome", "Report", "agrees_in_mean", "assert_close", "cases", "check_call", "conformance", "elements",
            "examples", "forced", "limits", "quantize_activations", "refusal", "run_guarded", "tolerance", "values"]
 
 Array = np.ndarray[Any, Any]
@@ -180,6 +180,15 @@ class Example:
     seed: int
     given: Mapping[str, Array] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, op: Op, key: Key, operands: Mapping[str, Array], layouts: Mapping[str, Layout] = MappingProxyType({}),
+           **params: Any) -> Example:
+        """A call on these stored elements (block records for block types)."""
+        dtypes = dict(zip((o.name for o in op.contract.views), (DTYPES[t] for t in key[1]), strict=True))
+        shapes = {n: (*a.shape[:-1], a.shape[-1] * dtypes[n].block_size) for n, a in operands.items()}
+        sizes = op.match({o.name: leaf(dtypes[o.name], shapes[o.name], o.name) if o.name in shapes else None for o in op.contract.operands})
+        return cls(op, key, sizes, shapes, {n: layouts.get(n) for n in shapes}, {}, {**op.params, **params}, 0, dict(operands))
+
     @property
     def dtypes(self) -> dict[str, DType]:
         """Types by operand, the result's included."""
@@ -239,14 +248,6 @@ class Example:
     def with_data(self, layouts: Mapping[str, Layout | None] | None = None, **given: Array) -> Example:
         """The same call on other stored elements."""
         return replace(self, given={**self.given, **given}, layouts=self.layouts if layouts is None else layouts)
-
-    def with_floats(self) -> Example:
-        """The key whose activations are still floats, with the same values (they are multiples of the blocks' scales)."""
-        (name, (_, _)), *_ = self.op.through.items()
-        at = [o.name for o in self.op.contract.views].index(name)
-        key = (self.key[0], (*self.key[1][:at], F32.name, *self.key[1][at + 1 :]))
-        floats = {name: values(self.operands[name], self.dtypes[name]).astype(np.float32)}
-        return replace(self, key=key, given={**self.operands, **floats})
 
     def __repr__(self) -> str:
         shapes = ", ".join(f"{n} {self.dtypes[n]}{list(s)}{'' if self.layouts.get(n) is None else '~'} {self.kinds.get(n, '')}".rstrip()
@@ -929,12 +930,12 @@ def _found(types: Iterable[BufferType]) -> Iterator[BufferType]:
     raise LookupError("no memory with the layout this variant reads")
 
 
-def cases(backend: Backend, ops: Iterable[Op]) -> list[Case]:
-    """Every row of the backend's table for these ops."""
+def cases(table: KernelTable, ops: Iterable[Op]) -> list[Case]:
+    """Every row of a backend's table for these ops."""
     out: dict[Case, None] = {}
     for op in ops:
-        for key in backend.table.keys_of(op):
-            for row in backend.table.rows[key]:
+        for key in table.keys_of(op):
+            for row in table.rows[key]:
                 for inner in row.inner if isinstance(row, ThroughRow) else (row,):
                     packed = tuple(inner.variant.layouts) if isinstance(inner, KernelRow) else ()
                     out[Case(op, key, inner.name, packed)] = None
@@ -981,7 +982,7 @@ def conformance(backend: Backend, ops: Iterable[Op], *, examples: int = 10, seed
         only: leaves cases out; they count as not run.
     """
     report = Report()
-    for case in cases(backend, ops):
+    for case in cases(backend.table, ops):
         if not only(case):
             report.outcomes.append(Outcome(case, "not run", reason="left out"))
             continue
@@ -992,6 +993,15 @@ def conformance(backend: Backend, ops: Iterable[Op], *, examples: int = 10, seed
             continue
         report.outcomes.append(_run_case(backend, case, memory, examples, seed, budget))
     return report
+
+
+def check_call(backend: Backend, example: Example, variant: str | None = None, weights: BufferType | None = None) -> Array:
+    """Run one call between guards and compare it; the stored result. Raises Disagreement."""
+    got, guards = run_guarded(backend, example, variant, weights)
+    if not guards.intact:
+        raise Disagreement(f"{example}\nmemory that is not the result's was changed: {', '.join(guards.changed)}")
+    assert_close(example, got)
+    return got
 
 
 def _run_case(backend: Backend, case: Case, memory: BufferType | None, n: int, seed: int, budget: int) -> Outcome:
@@ -1007,10 +1017,7 @@ def _run_case(backend: Backend, case: Case, memory: BufferType | None, n: int, s
             reasons.append(why)
             assume(False)
         hits["run"] += 1
-        got, guards = run_guarded(backend, example, case.variant, memory)
-        if not guards.intact:
-            raise Disagreement(f"{example}\nmemory beside the result was changed: {', '.join(guards.changed)}")
-        assert_close(example, got)
+        check_call(backend, example, case.variant, memory)
 
     try:
         check()

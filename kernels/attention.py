@@ -9,7 +9,7 @@ pieces in order. COLUMNS heads that share a KV head run together. A block of key
 import numpy as np
 
 from engine.dtypes import F16, F32
-from engine.lang.words import (INF, exp, f32, fma, group_max, group_sum, lane, lanes, maximum, minimum, private, span, static, tanh, where)
+from engine.lang.words import INF, exp, f32, fma, group_max, group_sum, lane, lanes, maximum, minimum, private, span, static, tanh, where
 from engine.op import op
 
 PIECE = 8  # blocks of 32 keys

@@ -10,8 +10,31 @@ import numpy as np
 
 import kernels.quants  # noqa: F401
 from engine.dtypes import F32, FLOATS, Q8_X, WEIGHT_BLOCKS
-from engine.lang.words import (abs, as_f32, as_i32, codes, dot, dot4, f32, fma, group_max, group_sum, i32, lanes, maximum, minimum, offset, only, private, rint,
-                               scale, span, static, u32, where)
+from engine.lang.words import (
+    abs,
+    as_f32,
+    as_i32,
+    codes,
+    dot,
+    dot4,
+    f32,
+    fma,
+    group_max,
+    group_sum,
+    i32,
+    lanes,
+    maximum,
+    minimum,
+    offset,
+    only,
+    private,
+    rint,
+    scale,
+    span,
+    static,
+    u32,
+    where,
+)
 from engine.op import op
 
 

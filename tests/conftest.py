@@ -21,7 +21,6 @@ for _name, _examples in PROFILES.items():
     settings.register_profile(_name, max_examples=_examples, deadline=None, print_blob=True,
                               suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large])
 
-SEED = pytest.StashKey[int]()
 OWN_CACHE = pytest.StashKey[Path]()
 
 
@@ -41,22 +40,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Before Hypothesis' own plugin looks at its seed. Workers of a parallel run get seed and cache from the process that started them."""
+    """Before Hypothesis' own plugin looks at its seed. Parallel workers get seed and cache from the process that started them."""
     settings.load_profile(profile())
-    given = getattr(config, "workerinput", {}).get("lanewise_seed", config.getoption("--lanewise-seed"))
-    seed = random.SystemRandom().randrange(2**32) if given is None else given
-    config.stash[SEED] = seed
-    if config.getoption("hypothesis_seed", None) is None:
-        config.option.hypothesis_seed = str(seed)
+    options = config.option  # workers start from these values
+    if options.lanewise_seed is None:
+        options.lanewise_seed = random.SystemRandom().randrange(2**32)
+    if getattr(options, "hypothesis_seed", None) is None:
+        options.hypothesis_seed = str(options.lanewise_seed)
+    options.all_keys = options.all_keys or profile() == "nightly"
     if CACHE not in os.environ:
         config.stash[OWN_CACHE] = Path(tempfile.mkdtemp(prefix="lanewise-tests-"))
         os.environ[CACHE] = str(config.stash[OWN_CACHE])
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_configure_node(node: Any) -> None:
-    """Runs where parallel workers are started."""
-    node.workerinput["lanewise_seed"] = node.config.stash[SEED]
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -66,19 +60,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    keys = "all keys" if all_keys(config) else "a subset of keys (--all-keys for all)"
-    return f"lanewise: profile {profile()}, {keys}, --lanewise-seed {config.stash[SEED]}, kernels in {os.environ[CACHE]}"
-
-
-def all_keys(config: pytest.Config) -> bool:
-    """Every key: asked for, or a nightly run."""
-    return bool(config.getoption("--all-keys")) or profile() == "nightly"
-
-
-@pytest.fixture(scope="session")
-def run_seed(request: pytest.FixtureRequest) -> int:
-    """The number everything random follows from."""
-    return request.config.stash[SEED]
+    keys = "all keys" if config.option.all_keys else "a subset of keys (--all-keys for all)"
+    return f"lanewise: profile {profile()}, {keys}, --lanewise-seed {config.option.lanewise_seed}, kernels in {os.environ[CACHE]}"
 
 
 @pytest.fixture(scope="session")

@@ -18,8 +18,26 @@ from engine.errors import KernelError
 from engine.lang import rules
 from engine.lang.function import Function
 from engine.lang.rules import Refusal, binary, coerce, const, is_bare, make
-from engine.lang.tree import (INDEX, SPAN, Assign, Barrier, Expr, Grid, If, Kernel, Only, Range, Span, Stmt, Store, StoreField, Tiles, Type,
-                              Var, ViewType)
+from engine.lang.tree import (
+    INDEX,
+    SPAN,
+    Assign,
+    Barrier,
+    Expr,
+    Grid,
+    If,
+    Kernel,
+    Only,
+    Range,
+    Span,
+    Stmt,
+    Store,
+    StoreField,
+    Tiles,
+    Type,
+    Var,
+    ViewType,
+)
 from engine.lang.words import DECODERS, INF, WORDS, Word
 
 

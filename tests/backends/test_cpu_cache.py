@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,9 +54,14 @@ def result(compiler: Compiler, r: Request) -> list[float]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_linked(monkeypatch: pytest.MonkeyPatch) -> None:
+def forget(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """As in a new process: no kernel is in memory yet."""
-    monkeypatch.setattr("engine.backends.cpu.compile._addresses", {})
+
+    def clear() -> None:
+        monkeypatch.setattr("engine.backends.cpu.compile._addresses", {})
+
+    clear()
+    return clear
 
 
 WANTED = [1.0, 4.0, 7.0, 10.0, 13.0]
@@ -148,11 +153,12 @@ def test_nothing_is_left_of_an_entry_that_could_not_be_written(tmp_path: Path, m
 # -- the compiler -----------------------------------------------------------------------------------------------
 
 
-def test_a_kernel_is_compiled_once(tmp_path: Path) -> None:
+def test_a_kernel_is_compiled_once(tmp_path: Path, forget: Callable[[], None]) -> None:
     first, told = Compiler(ObjectCache(tmp_path)), []
     first.on_compile = lambda left, name: told.append((left, name))
     assert result(first, request()) == WANTED and result(first, request()) == WANTED
     assert (first.compiled, first.loaded) == (1, 0) and told == [(1, "kernel")] and first.seconds > 0
+    forget()
     second = Compiler(ObjectCache(tmp_path), on_compile=first.on_compile)
     assert result(second, request()) == WANTED
     assert (second.compiled, second.loaded) == (0, 1) and len(told) == 1
@@ -167,7 +173,7 @@ def test_equal_requests_are_compiled_once_and_counted_down(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "deleted", "foreign"])
-def test_the_compiler_recovers(tmp_path: Path, damage: str) -> None:
+def test_the_compiler_recovers(tmp_path: Path, damage: str, forget: Callable[[], None]) -> None:
     result(Compiler(ObjectCache(tmp_path)), request())
     (path,) = tmp_path.glob("*.o")
     data = path.read_bytes()
@@ -179,6 +185,7 @@ def test_the_compiler_recovers(tmp_path: Path, damage: str) -> None:
         path.unlink()
     else:  # a sound entry that is no object code
         ObjectCache(tmp_path).put(path.stem, b"not an object file" * 10)
+    forget()
     compiler = Compiler(ObjectCache(tmp_path))
     assert result(compiler, request()) == WANTED
     assert compiler.compiled == 1 and path.exists()

@@ -84,7 +84,8 @@ class CpuBackend(Backend):
         return [Launch(step, row.name, b, work) for b in bind(call, row.variant)]
 
     def prepare(self, steps: Sequence[Step]) -> CpuPlan:
-        return build([one for step in steps for one in self.launches(step, self.table.forced.get(step.out))], self.compiler, lambda: self.team, self.features)
+        launches = [one for step in steps for one in self.launches(step, self.table.forced.get(step.out))]
+        return build(launches, self.compiler, lambda: self.team, self.features)
 
     def close(self) -> None:
         for team in self._teams.values():

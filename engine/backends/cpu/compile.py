@@ -51,8 +51,8 @@ class Request:
         return f"{self.function.name}({views}; {', '.join((*self.groups, '|', *self.ints, '|', *self.floats))}; {constants})"
 
     def key(self) -> str:
-        text = "\n".join((_language_hash(), *self._texts(), self.describe(), ",".join(sorted(self.features.names)), str(self.features.lanes)))
-        return hashlib.sha256(text.encode()).hexdigest()
+        target = f"{','.join(sorted(self.features.names))}\n{self.features.lanes}"
+        return hashlib.sha256("\n".join((_language_hash(), *self._texts(), self.describe(), target)).encode()).hexdigest()
 
     def _texts(self) -> Iterator[str]:
         """The kernel's text, that of every function and decoder it may call, and the module constants they read."""

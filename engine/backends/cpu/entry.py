@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import llvmlite.binding as llvm
-from llvmlite import ir
 from numba import cfunc, types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
 from engine.backends.cpu.lower import lower
@@ -27,14 +25,14 @@ def object_code(kernel: Kernel, features: Features, symbol: str) -> bytes:
         return types.void(types.int64, types.int64, types.int64), code
 
     def entry(params, begin, end):  # type: ignore[no-untyped-def]
-        body(params, begin, end)
+        body(params, begin, end)  # type: ignore[call-arg]
 
     return c_object(entry, types.void(types.int64, types.int64, types.int64), symbol)
 
 
 def c_object(function: Any, signature: Any, symbol: str) -> bytes:
     """Object code of a Python function compiled by Numba, callable from C under `symbol`; it holds no reference to this process."""
-    compiled = cfunc(signature, nopython=True, error_model="numpy", nogil=True)(function)
+    compiled: Any = cfunc(signature, nopython=True, error_model="numpy", nogil=True)(function)  # type: ignore[call-arg]
     library = compiled._library
     module = llvm.parse_assembly(str(library._final_module))
     for f in module.functions:
@@ -47,5 +45,3 @@ def c_object(function: Any, signature: Any, symbol: str) -> bytes:
     passes.getModulePassManager().run(module, passes)
     return machine.emit_object(module)
 
-
-__all__ = ["c_object", "cgutils", "ir", "object_code"]

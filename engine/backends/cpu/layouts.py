@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.backend import AsIf, Buffer, BufferType, aligned_zeros
+from engine.backend import Buffer, BufferType, aligned_zeros
 from engine.dtypes import UNIT_NBYTES, WEIGHT_BLOCKS, DType
 from engine.errors import AllocationError
 from engine.tensor import Tensor
@@ -100,5 +100,3 @@ def deinterleave(packed: np.ndarray, dtype: DType, lanes: int, n_blocks: int) ->
         out[..., f.offset : f.offset + f.nbytes] = part.transpose(0, 3, 1, 2, 4).reshape(len(source), lanes, n_blocks, f.nbytes)
     return out.reshape(-1, n_blocks * dtype.nbytes)
 
-
-__all__ = ["AsIf", "PackedBuffer", "PackedBufferType", "deinterleave", "interleave"]

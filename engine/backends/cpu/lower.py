@@ -19,7 +19,7 @@ from engine.backends.cpu import words
 from engine.backends.cpu.functions import FUNCTIONS
 from engine.backends.cpu.words import I1, I32, I64, PTR, SCALAR, STORED, Features, Target, wide
 from engine.dtypes import UNIT_NBYTES, Field
-from engine.lang.tree import (Assign, Barrier, Expr, Grid, If, Kernel, Only, Range, Span, Stmt, Store, StoreField, Tiles, Var, ViewType)
+from engine.lang.tree import Assign, Barrier, Expr, Grid, If, Kernel, Only, Range, Span, Stmt, Store, StoreField, Tiles, Var, ViewType
 from engine.lang.walk import check_function
 
 
@@ -149,10 +149,10 @@ class Lower:
         if var.homes == 1 and not var.lane_read:
             self.env[var.id] = value
             return
-        home = self.env.get(var.id)
-        first = not isinstance(home, _Cell)
-        if first:
-            home = self.env[var.id] = self.cell(var)
+        known = self.env.get(var.id)
+        first = not isinstance(known, _Cell)
+        home = known if isinstance(known, _Cell) else self.cell(var)
+        self.env[var.id] = home
         value = self.t.splat(value) if var.type.varying else value
         if s.masked and not first and self.mask is not None and var.type.varying:
             value = self.b.select(self.mask, value, self.b.load(home.pointer, typ=home.type))
@@ -290,7 +290,8 @@ class Lower:
         return v if v.type == I64 else self.b.sext(v, I64)
 
     def place(self, view: _View, indices: Sequence[Expr]) -> _Place:
-        base, each, kind = view.address, None, "one"
+        base, kind = view.address, "one"
+        each: Any = None
         positions = [self.position(e) for e in indices]
         contiguous = view.type.unit and not view.type.dtype.is_block and not any(_differs(p) for p in positions[:-1])
         for d, (i, stride) in enumerate(zip(positions, view.strides, strict=True)):

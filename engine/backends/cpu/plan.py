@@ -14,6 +14,7 @@ from engine.backends.cpu.team import Team
 from engine.backends.cpu.words import Features
 from engine.binding import Binding
 from engine.op import Step
+from engine.tensor import Tensor
 
 LAUNCH_WORDS = 16  # Note [plan] in walker.py
 MAX_PIECES = 256
@@ -98,9 +99,9 @@ def parameter_block(b: Binding, scratch: np.ndarray) -> np.ndarray:
     return np.array(out, np.int64)
 
 
-def address(t: object) -> int:
+def address(t: Tensor) -> int:
     """Where a tensor's first element lies."""
-    root = t.root  # type: ignore[attr-defined]
+    root = t.root
     assert root.buffer is not None, f"{t} has no memory"
     return root.buffer.address + root.buffer_offset + t.root_offset  # type: ignore[attr-defined]
 
@@ -139,7 +140,8 @@ class Touched:
 
 def touches(one: Launch, scratch: np.ndarray) -> Touched:
     b, result = one.binding, one.step.op.contract.result.name
-    reads, writes = [], []
+    reads: list[Range] = []
+    writes: list[Range] = []
     for name, t in b.tensors.items():
         span = (address(t), address(t) + t.nbytes)
         (writes if name == result else reads).append(span)

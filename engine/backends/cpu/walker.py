@@ -9,6 +9,7 @@ barrier, its turn, abort, stopped, trace; then one `parked` word for each thread
 A piece depends on shapes alone, never on the number of threads, so results have the same bits for any team.
 """
 
+# mypy: ignore-errors
 from __future__ import annotations
 
 import platform
@@ -81,7 +82,7 @@ def pause(typing: Any) -> Any:
 
 
 @njit(nogil=True, error_model="numpy", forceinline=True)
-def wait_change(address, old):  # type: ignore[no-untyped-def]
+def wait_change(address, old):
     """Spin, then yield, then sleep in small steps until the word is not `old`."""
     n = 0
     while load(address) == old:
@@ -96,7 +97,7 @@ def wait_change(address, old):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, error_model="numpy", forceinline=True)
-def finish(job, launch, phase):  # type: ignore[no-untyped-def]
+def finish(job, launch, phase):
     """What the last thread at the barrier does before it lets the others go on."""
     for k in range(phase + 1):
         store(launch + 64 - k * LAUNCH_WORDS * 8, 0)
@@ -107,7 +108,7 @@ def finish(job, launch, phase):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, error_model="numpy", forceinline=True)
-def barrier(job, launch, phase, n_threads):  # type: ignore[no-untyped-def]
+def barrier(job, launch, phase, n_threads):
     turn = load(job + TURN)
     if add(job + ARRIVED, 1) == n_threads - 1:
         finish(job, launch, phase)
@@ -118,7 +119,7 @@ def barrier(job, launch, phase, n_threads):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, error_model="numpy", forceinline=True)
-def take_pieces(launch):  # type: ignore[no-untyped-def]
+def take_pieces(launch):
     entry, params, n_groups, piece = load(launch), load(launch + 8), load(launch + 16), load(launch + 24)
     begin = add(launch + 64, piece)
     while begin < n_groups:
@@ -127,14 +128,14 @@ def take_pieces(launch):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, error_model="numpy", forceinline=True)
-def take_chain(launch, chain):  # type: ignore[no-untyped-def]
+def take_chain(launch, chain):
     if add(launch + 64, 1) == 0:
         for k in range(chain):
             at = launch + k * LAUNCH_WORDS * 8
             call(load(at), load(at + 8), 0, load(at + 16))
 
 
-def walk(job, n_threads):  # type: ignore[no-untyped-def]
+def walk(job, n_threads):
     """Run the job's plan as one thread of the team; gives 1 if it was aborted between two launches."""
     launch, n, traced = load(job + PLAN), load(job + N), load(job + TRACE)
     end = launch + n * LAUNCH_WORDS * 8
@@ -158,7 +159,7 @@ def walk(job, n_threads):  # type: ignore[no-untyped-def]
 walk_native = njit(nogil=True, error_model="numpy")(walk)
 
 
-def work(job, seen, tid, n_threads):  # type: ignore[no-untyped-def]
+def work(job, seen, tid, n_threads):
     """A worker: run each plan that comes. Gives the number of the last run when it parked, or -1 when the team is closed."""
     while True:
         n = 0
@@ -181,7 +182,7 @@ def work(job, seen, tid, n_threads):  # type: ignore[no-untyped-def]
         walk_native(job, n_threads)
 
 
-def begin(job, plan, n):  # type: ignore[no-untyped-def]
+def begin(job, plan, n):
     """Publish a plan: workers that spin see it at once, parked ones must be woken."""
     store(job + PLAN, plan)
     store(job + N, n)
