@@ -238,7 +238,8 @@ class Context:
         if (wrong := ids[(ids < 0) | (ids >= n_vocab)]).size:
             raise ContextError(f"token id {wrong[0]} is outside the vocabulary of {n_vocab}")
         if self.n_past + ids.size > self.n_ctx:
-            raise ContextError(f"{ids.size} more tokens do not fit: {self.n_past} of {self.n_ctx} are used; reset(), or a larger context (-c)")
+            raise ContextError(f"{ids.size} more tokens do not fit: {self.n_past} of {self.n_ctx} are used; reset(), or take a larger "
+                               "context (-c)")
         return ids.astype(np.int32)
 
     def _batch(self, ids: np.ndarray, n_out: int) -> np.ndarray:

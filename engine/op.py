@@ -329,7 +329,7 @@ class Op:
                     raise ShapeError(f"{self.name}: operand {o.name} is missing: {self.contract.text}")
                 continue
             if len(t.shape) > len(o.dims):
-                raise ShapeError(f"{self.name}: {o.name} '{t.name}' has shape {list(t.shape)}, the contract allows {len(o.dims)} dimensions: "
+                raise ShapeError(f"{self.name}: {o.name} '{t.name}' has shape {list(t.shape)}, {len(o.dims)} dimensions are allowed: "
                                  f"{self.contract.text}")
             for d, extent in zip(o.dims, padded(t.shape, len(o.dims), 1), strict=True):
                 want = d if isinstance(d, int) else dims.setdefault(d, extent)

@@ -6,10 +6,11 @@ Exit status: 0 done, 1 the work failed, 2 wrong usage, 130 stopped by Ctrl-C. Ev
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn, TextIO
 
 from engine import __version__
@@ -67,8 +68,8 @@ def _dispatch(argv: list[str]) -> int:
     if not args.command:
         parser.print_help(sys.stderr)
         return 2
-    _log(args.verbose + getattr(args, "verbose_too", 0))
-    status: int = _module(args.command).run(args)
+    with _logging(args.verbose + getattr(args, "verbose_too", 0)):
+        status: int = _module(args.command).run(args)
     return status
 
 
@@ -101,17 +102,22 @@ def _refusal() -> str:
     return ""
 
 
-def _log(level: int) -> None:
-    """Warnings always; -v what is loaded and compiled; -vv every decision."""
+@contextlib.contextmanager
+def _logging(level: int) -> Iterator[None]:
+    """Warnings on stderr always; with -v what is loaded and compiled; with -vv every decision."""
     import logging
 
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("lanewise: %(message)s"))
-    for name in ("engine", "kernels"):
-        log = logging.getLogger(name)
-        log.handlers[:] = [handler]
-        log.setLevel((logging.WARNING, logging.INFO, logging.DEBUG)[min(level, 2)])
-        log.propagate = False
+    log = logging.getLogger("engine")
+    before = log.level
+    log.addHandler(handler)
+    log.setLevel((logging.WARNING, logging.INFO, logging.DEBUG)[min(level, 2)])
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(before)
 
 
 def _failed(message: str, status: int = 1) -> int:

@@ -246,7 +246,7 @@ class Walk:
 
     def block(self, statements: Sequence[ast.stmt]) -> None:
         for s in statements:
-            method = getattr(self, f"stmt_{type(s).__name__}", None)
+            method: Any = getattr(self, f"stmt_{type(s).__name__}", None)
             if method is None:
                 self.fail(s, f"`{type(s).__name__.lower()}` is not in the language")
             try:
@@ -307,8 +307,8 @@ class Walk:
                     self.registers(ast.copy_location(ast.Assign([t], v), s), t)
                 return
             values = [self.once(self.expr(v)) for v in s.value.elts]
-            for t, v in zip(target.elts, values, strict=True):
-                self.assign_to(t, v)
+            for one, value in zip(target.elts, values, strict=True):
+                self.assign_to(one, value)
             return
         if _is_private(s.value):
             self.registers(s, target)
@@ -505,7 +505,7 @@ class Walk:
     # -- expressions --------------------------------------------------------------------------------------------
 
     def expr(self, node: ast.expr) -> Expr:
-        method = getattr(self, f"expr_{type(node).__name__}", None)
+        method: Any = getattr(self, f"expr_{type(node).__name__}", None)
         if method is None:
             self.fail(node, f"`{ast.unparse(node)}` is not in the language")
         try:

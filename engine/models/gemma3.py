@@ -1,4 +1,4 @@
-"""Gemma 3 (arXiv:2503.19786): norms around each part, norms of Q and K, GeGLU, most layers with a sliding window and their own rope base."""
+"""Gemma 3 (arXiv:2503.19786): norms around each part, norms of Q and K, GeGLU, most layers with a sliding window and its own rope base."""
 
 from __future__ import annotations
 

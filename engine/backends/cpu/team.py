@@ -18,7 +18,8 @@ from engine.errors import ClosedError, InterruptedRun, SettingError
 
 MAX_THREADS = 1024
 _I = ctypes.c_int64
-_PROTOTYPES = {"walk": ctypes.CFUNCTYPE(_I, _I, _I), "work": ctypes.CFUNCTYPE(_I, _I, _I, _I, _I), "begin": ctypes.CFUNCTYPE(_I, _I, _I, _I)}
+_PROTOTYPES = {"walk": ctypes.CFUNCTYPE(_I, _I, _I), "work": ctypes.CFUNCTYPE(_I, _I, _I, _I, _I),
+               "begin": ctypes.CFUNCTYPE(_I, _I, _I, _I)}
 _LINE = 8  # words of a cache line
 _STOP, _ABORT, _TRACE, _PARKED = 3 * _LINE, 6 * _LINE, 8 * _LINE, 10 * _LINE
 

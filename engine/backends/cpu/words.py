@@ -98,10 +98,20 @@ _INTEGER: dict[str, Callable[..., Any]] = {
     "add": lambda b, x, y: b.add(x, y), "sub": lambda b, x, y: b.sub(x, y), "mul": lambda b, x, y: b.mul(x, y),
     "and": lambda b, x, y: b.and_(x, y), "or": lambda b, x, y: b.or_(x, y), "xor": lambda b, x, y: b.xor(x, y),
     "shl": lambda b, x, y: b.shl(x, y)}
+
+
+def _signed_compare(symbol: str) -> Callable[..., Any]:
+    return lambda b, x, y: b.icmp_signed(symbol, x, y)
+
+
+def _unsigned_compare(symbol: str) -> Callable[..., Any]:
+    return lambda b, x, y: b.icmp_unsigned(symbol, x, y)
+
+
 SIGNED = {**_INTEGER, "floordiv": lambda b, x, y: b.sdiv(x, y), "mod": lambda b, x, y: b.srem(x, y), "shr": lambda b, x, y: b.ashr(x, y),
-          **{k: (lambda s: lambda b, x, y: b.icmp_signed(s, x, y))(s) for k, s in _SYMBOLS.items()}}
+          **{k: _signed_compare(s) for k, s in _SYMBOLS.items()}}
 UNSIGNED = {**_INTEGER, "floordiv": lambda b, x, y: b.udiv(x, y), "mod": lambda b, x, y: b.urem(x, y), "shr": lambda b, x, y: b.lshr(x, y),
-            **{k: (lambda s: lambda b, x, y: b.icmp_unsigned(s, x, y))(s) for k, s in _SYMBOLS.items()}}
+            **{k: _unsigned_compare(s) for k, s in _SYMBOLS.items()}}
 # Operands of // and % are never negative, so an index divides like an unsigned number; its comparisons are signed.
 INDEXES = {**SIGNED, "floordiv": UNSIGNED["floordiv"], "mod": UNSIGNED["mod"]}
 OPERATORS: dict[str, dict[str, Callable[..., Any]]] = {"f32": FLOAT, "i32": SIGNED, "u32": UNSIGNED, "index": INDEXES, "truth": UNSIGNED}
