@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -26,3 +28,16 @@ def __getattr__(name: str) -> Any:
     if name in _HOME:
         return getattr(importlib.import_module(f"engine.{_HOME[name]}"), name)
     raise AttributeError(f"module 'engine' has no attribute {name!r}")
+
+
+def _require_own_kernels() -> None:
+    """Another distribution installs a package called `kernels` too: say so at once."""
+    found = importlib.util.find_spec("kernels")
+    places = [Path(p).resolve() for p in (found.submodule_search_locations or [])] if found else []
+    own = Path(__file__).resolve().parent.parent / "kernels"
+    if own not in places:
+        where = places[0] if places else "nowhere"
+        raise ImportError(f"Lanewise's package `kernels` is hidden: Python finds {where} instead of {own}; uninstall the other distribution")
+
+
+_require_own_kernels()

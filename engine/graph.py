@@ -13,6 +13,7 @@ class Graph:
     Attributes:
         nodes: every tensor with an op, views included.
         leaves: every tensor without one: inputs, weights, caches.
+        inputs: the leaves that are set before each run.
         outputs: the tensors asked for; their memory is not reused.
     """
 
@@ -25,15 +26,12 @@ class Graph:
         ordered = sorted(seen, key=lambda t: t.serial)  # a node is always made after its sources
         self.nodes = [t for t in ordered if t.op is not None]
         self.leaves = [t for t in ordered if t.op is None]
+        self.inputs = [t for t in self.leaves if t.is_input]
 
     @property
     def tensors(self) -> list[Tensor]:
         """Leaves, then nodes."""
         return [*self.leaves, *self.nodes]
-
-    @property
-    def inputs(self) -> list[Tensor]:
-        return [t for t in self.leaves if t.is_input]
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter(self.nodes)

@@ -193,8 +193,6 @@ class Context:
             raise ContextError(f"a context of {n_ctx!r} tokens: 1 or more are possible, 0 for the model's own {h.n_ctx_train}")
         if not isinstance(n_ubatch, int) or n_ubatch < 1:
             raise ContextError(f"a batch of {n_ubatch!r} tokens: 1 or more are possible")
-        if kv_type_k != kv_type_v:
-            raise ContextError(f"K is {kv_type_k} and V is {kv_type_v}: both have one type")
         self.model, self.threads, self.n_ubatch = model, threads, n_ubatch
         self.n_ctx = n_ctx or h.n_ctx_train
         self.n_past, self.build_s = 0, 0.0

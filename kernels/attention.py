@@ -54,7 +54,6 @@ def merge_pieces(t, h, part, y, e, pieces):
 
 @op("q[t, h, d], k[kv, blocks, d, 32], v[kv, m, e], mask?[t, m] -> y[t, h, e]", groups="t h/COLUMNS pieces",
     types={"k": (F16, F32), "v": (F16, F32), "mask": (F16, F32)}, check=shapes, factor=1.0, cap=0.0,
-    keys=lambda types: types["k"] is types["v"],
     flop=lambda call: 2 * call["t"] * call["h"] * call["m"] * (call["d"] + call["e"]),
     constants={"COLUMNS": columns, "WIDTH": lambda call: call["d"], "TILES": tiles, "KEY_TILES": lambda call: 32 // call.lanes,
                "STEP": lambda call: next(s for s in (4, 2, 1) if tiles(call) % s == 0), "EXTENT": lambda call: call["e"],

@@ -39,7 +39,8 @@ class CpuBackend(Backend):
         self.buffer_type: BufferType = HOST
         self.device = Device("cpu", _description(), DeviceType.CPU, "cpu:0",
                              Capabilities(buffer_from_host_memory=True, mmap=True), _memory)
-        self.n_threads = thread_count(threads or settings().threads)
+        self._asked = -1
+        self.set_threads(threads)
         cache = ObjectCache(settings().cache_dir / "kernels", settings().cache_limit_mb << 20)
         self.compiler = Compiler(cache)
         self._native: Native | None = None
@@ -59,7 +60,8 @@ class CpuBackend(Backend):
         return self._teams[self.n_threads]
 
     def set_threads(self, n: int) -> None:
-        self.n_threads = thread_count(n)
+        if n != self._asked:
+            self.n_threads, self._asked = thread_count(n or settings().threads), n
 
     def interrupt(self) -> None:
         for team in list(self._teams.values()):
