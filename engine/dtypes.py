@@ -108,8 +108,10 @@ Q8_0 = _block("q8_0", 32, "d f16, qs u32[8]", 8, code_range=(-128, 127))
 Q4_K = _block("q4_k", 256, "d f16, dmin f16, scales u32[3], qs u32[32]", 12, code_range=(0, 15), has_offset=True)
 Q5_K = _block("q5_k", 256, "d f16, dmin f16, scales u32[3], qh u32[8], qs u32[32]", 13, code_range=(0, 31), has_offset=True)
 Q6_K = _block("q6_k", 256, "ql u32[32], qh u32[16], scales i8[16], d f16", 14, code_range=(0, 63), zero=32, scale_run=16)
-# Activations: 32 signed bytes, their scale, scale * their sum, and the sums of both halves of 16. Never in a file.
-Q8_X = _block("q8_x", 32, "d f32, s f32, sums i16[2], qs u32[8]", code_range=(-127, 127), aliases=(Field("q", "i8", 32, 12),))
+# Activations, never in a file: value = d * (RADIX * high + low), two planes of 32 signed bytes each; s = d * the sum of RADIX * high + low;
+# sums holds the sums of both halves of 16 of the high plane, then of the low one. See Note [planes] in kernels/mul_mat.py.
+RADIX = 254
+Q8_X = _block("q8_x", 32, "d f32, s f32, sums i16[4], qs u32[16]", code_range=(-127, 127), aliases=(Field("q", "i8", 64, 16),))
 
 FLOATS = (F32, F16, BF16)
 WEIGHT_BLOCKS = (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K)

@@ -65,6 +65,12 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 @pytest.fixture(scope="session")
+def run_seed(request: pytest.FixtureRequest) -> int:
+    """The number everything random follows from."""
+    return int(request.config.option.lanewise_seed)
+
+
+@pytest.fixture(scope="session")
 def golden() -> Path:
     """The folder of golden data; tests that need it are skipped, and counted, where there is none."""
     from engine.settings import settings as lanewise

@@ -39,7 +39,7 @@ class CpuBackend(Backend):
         self.buffer_type: BufferType = HOST
         self.device = Device("cpu", _description(), DeviceType.CPU, "cpu:0",
                              Capabilities(buffer_from_host_memory=True, mmap=True), _memory)
-        self._asked = -1
+        self._asked: int | None = None
         self.set_threads(threads)
         cache = ObjectCache(settings().cache_dir / "kernels", settings().cache_limit_mb << 20)
         self.compiler = Compiler(cache)
@@ -86,6 +86,7 @@ class CpuBackend(Backend):
         return [Launch(step, row.name, b, work) for b in bind(call, row.variant)]
 
     def prepare(self, steps: Sequence[Step]) -> CpuPlan:
+        _ = self.team  # its native part is compiled now, not in the first run
         launches = [one for step in steps for one in self.launches(step, self.table.forced.get(step.out))]
         return build(launches, self.compiler, lambda: self.team, self.features)
 

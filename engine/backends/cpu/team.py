@@ -74,18 +74,17 @@ class Team:
 
     def __init__(self, n_threads: int, native: Native) -> None:
         self.n_threads, self.native = n_threads, native
-        self._lock = threading.Lock()
         self._closed = False
         self._start()
-        weakref.finalize(self, _release, self._state)
 
     def _start(self) -> None:
         """Make the shared words and the workers; again in a forked child, where threads do not live on."""
-        self._pid = os.getpid()
+        self._pid, self._lock = os.getpid(), threading.Lock()  # the parent's lock may be held by a thread that is not here
         raw = np.zeros(_PARKED + _LINE * (self.n_threads + 2), np.int64)
         self._job = raw[(-raw.ctypes.data % 64) // 8 :]
         self._wake = [threading.Event() for _ in range(self.n_threads)]
         self._state = _State(self._job, self._wake)
+        weakref.finalize(self, _release, self._state)
         for tid in range(1, self.n_threads):
             threading.Thread(target=_worker, args=(self.native, self._state, tid, self.n_threads), daemon=True,
                              name=f"lanewise-{tid}").start()
@@ -97,16 +96,23 @@ class Team:
             ClosedError: after `close()`.
             InterruptedRun: `abort()` was called; launches after some point did not run.
         """
+        if self._pid != os.getpid():
+            self._start()
         with self._lock:
             if self._closed:
                 raise ClosedError("the CPU team is closed")
-            if self._pid != os.getpid():
-                self._start()
             job = self._job
             job[_ABORT], job[_TRACE] = 0, int(trace)
-            self.native.begin(job.ctypes.data, plan.ctypes.data, n_launches)
-            self._wake_parked()
-            if self.native.walk(job.ctypes.data, self.n_threads):
+            runs, at = int(job[0]), job.ctypes.data
+            try:
+                self.native.begin(at, plan.ctypes.data, n_launches)
+                self._wake_parked()
+            except BaseException:  # Ctrl-C just here: if the run has begun, the workers wait for this thread
+                if job[0] != runs:
+                    self._wake_parked()
+                    self.native.walk(at, self.n_threads)
+                raise
+            if self.native.walk(at, self.n_threads):
                 raise InterruptedRun("the run was interrupted")
 
     def _wake_parked(self) -> None:
@@ -121,6 +127,8 @@ class Team:
 
     def close(self) -> None:
         """Stop the workers. A run in progress ends first."""
+        if self._pid != os.getpid():
+            self._start()
         with self._lock:
             self._closed = True
             _release(self._state)

@@ -106,7 +106,8 @@ def finish(job, launch, phase):
     if load(job + TRACE) != 0:
         clock_gettime(types.int32(1), job + CLOCK)
         store(launch + 32, load(job + CLOCK) * 1000000000 + load(job + CLOCK + 8))
-    store(job + STOPPED, load(job + ABORT))
+    if load(job + ABORT) != 0:
+        store(job + STOPPED, load(job + RUN))
 
 
 @njit(nogil=True, error_model="numpy", forceinline=True)
@@ -139,7 +140,7 @@ def take_chain(launch, chain):
 
 def walk(job, n_threads):
     """Run the job's plan as one thread of the team; gives 1 if it was aborted between two launches."""
-    launch, n, traced = load(job + PLAN), load(job + N), load(job + TRACE)
+    run, launch, n, traced = load(job + RUN), load(job + PLAN), load(job + N), load(job + TRACE)
     end = launch + n * LAUNCH_WORDS * 8
     while launch < end:
         chain = 0 if traced != 0 else load(launch + 40)
@@ -152,7 +153,7 @@ def walk(job, n_threads):
             barrier(job, launch, 0, n_threads)
         elif load(launch + 48) != 0:
             barrier(job, launch, load(launch + 56), n_threads)
-        if load(job + STOPPED) != 0:
+        if load(job + STOPPED) == run:  # the run's number: a thread may look here when the next run has begun
             return 1
         launch += LAUNCH_WORDS * 8
     return 0
@@ -188,7 +189,6 @@ def begin(job, plan, n):
     """Publish a plan: workers that spin see it at once, parked ones must be woken."""
     store(job + PLAN, plan)
     store(job + N, n)
-    store(job + STOPPED, 0)
     add(job + RUN, 1)
     return load(job + RUN)
 
