@@ -87,6 +87,10 @@ class BufferType(ABC):
     def allocate(self, nbytes: int, usage: str = "compute") -> Buffer:
         """Memory of `nbytes`, or AllocationError. Its content is zero."""
 
+    def holds(self, dtype: DType) -> bool:
+        """Whether weights of this type can lie here."""
+        return True
+
     def nbytes_of(self, tensor: Tensor) -> int:
         """Bytes `tensor` takes here, padding included."""
         return tensor.nbytes

@@ -43,7 +43,12 @@ class Binding:
         """Byte strides of a view, zero in front for dimensions the tensor lacks."""
         if name in self.scratch:
             return row_major(self.scratch[name], F32)
-        return padded(self.tensors[name].strides, self.views[name].ndim, 0)
+        t, view = self.tensors[name], self.views[name]
+        if view.layout == "plain" or len(t.shape) < 2:
+            return padded(t.strides, view.ndim, 0)
+        lanes = int(view.layout.removeprefix("lanes"))
+        whole = (*t.shape[:-2], -(-t.shape[-2] // lanes) * lanes, t.shape[-1])  # each matrix is padded to whole groups of rows
+        return padded(row_major(whole, t.dtype), view.ndim, 0)
 
 
 def bind(call: Call, variant: Variant) -> list[Binding]:

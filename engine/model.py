@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -41,14 +43,14 @@ class Model:
     """
 
     def __init__(self, path: str | Path, backends: Sequence[Backend], *, flash: bool = True, chat_template: str | None = None,
-                 strict: bool = False, on_close: Callable[[], None] | None = None) -> None:
-        """Read and place a model.
+                 strict: bool = False, allowed: Sequence[Backend] | None = None, on_close: Callable[[], None] | None = None) -> None:
+        """Read and place a model; with `strict`, nodes run on `allowed` only (all but the CPU where that is not given).
 
         Raises:
             GgufError: no readable file. ModelError: a file that cannot be run.
         """
         started = time.perf_counter()
-        self.path, self.backends, self.strict = Path(path), tuple(backends), strict
+        self.path, self.backends, self.strict, self.allowed = Path(path), tuple(backends), strict, allowed
         self._on_close, self._closed = on_close, False
         self._contexts: list[Context] = []
         self._default: Context | None = None
@@ -71,6 +73,8 @@ class Model:
         own = self.metadata.get("tokenizer.chat_template")
         self._chat_source = chat_template or (own if isinstance(own, str) else None)
         self._probe()
+        self.metadata.forget()
+        _trim()
 
     def _n_vocab(self) -> int:
         found = self._file.tensors.get("token_embd.weight")
@@ -163,6 +167,12 @@ class Model:
         self.close()
 
 
+def _trim() -> None:
+    """Hand back what building tables left over in the C library's heap, where it can (glibc)."""
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 class _Ready:
     """A graph made ready for batches of one shape."""
 
@@ -172,7 +182,7 @@ class _Ready:
         self.logits = model._arch.build(model.parts, self.inputs, context.cache)
         graph = Graph([self.logits])
         self.used = set(graph.inputs)
-        self.executable = Executable(model.backends, graph, pool=context.pool, strict=model.strict,
+        self.executable = Executable(model.backends, graph, pool=context.pool, strict=model.strict, allowed=model.allowed,
                                      id_limits={self.inputs.tokens: model.hparams.n_vocab})
 
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from engine.backend import HOST, Backend, place
+from engine.backend import HOST, Backend, DeviceType, place
 from engine.dtypes import DTYPES
 from engine.errors import GgufError, ShapeError, UnsupportedOp
 from engine.graph import Graph
@@ -53,7 +53,8 @@ def load(path: str | Path | None = None, *, devices: Sequence[str] | str | None 
         threads: of the CPU, 0 for all allowed cores.
         flash: FLASH_ATTN_EXT, or the composed attention.
         chat_template: a Jinja source or the name of a built-in one, instead of the file's.
-        strict: raise instead of letting a node fall back to a device that was not named.
+        strict: raise instead of letting a node fall back to a device that was not named, or, where none is named and there is a GPU, to
+            the CPU.
         backends: made already, instead of `devices`.
 
     Raises:
@@ -66,7 +67,13 @@ def load(path: str | Path | None = None, *, devices: Sequence[str] | str | None 
     for b in backends:
         b.set_threads(threads)
     return Model(path or demo_model(), backends, flash=flash, chat_template=chat_template, strict=strict,
-                 on_close=own.close if own else None)
+                 allowed=backends if devices is not None else _without_fallback(backends), on_close=own.close if own else None)
+
+
+def _without_fallback(backends: Sequence[Backend]) -> Sequence[Backend]:
+    """The devices that strict mode allows by default: no CPU where there is a GPU."""
+    has_gpu = any(b.device.type in (DeviceType.GPU, DeviceType.IGPU) for b in backends)
+    return [b for b in backends if not (has_gpu and b.device.type == DeviceType.CPU)]
 
 
 def demo_model() -> Path:

@@ -32,7 +32,7 @@ from hypothesis import strategies as st
 
 from engine.backend import HOST, Backend, Buffer, BufferType, HostBuffer, KernelRow, KernelTable, Row, ThroughRow, place
 from engine.backends.cpu.layouts import PackedBuffer, PackedBufferType
-from engine.dtypes import DTYPES, F16, FLOATS, I8, I32, I64, Q4_1, Q5_1, Q8_X, WEIGHT_BLOCKS, DType, from_bf16, to_bf16
+from engine.dtypes import DTYPES, F16, FLOATS, I8, I32, I64, Q4_1, Q5_1, Q8_X, RADIX, WEIGHT_BLOCKS, DType, from_bf16, to_bf16
 from engine.errors import ShapeError
 from engine.gguf.quants import dequantize, quantize
 from engine.op import Call, Key, Op, Operand, padded
@@ -64,7 +64,8 @@ class Disagreement(AssertionError):
 def values(stored: Array, dtype: DType) -> Array:
     """Stored elements or block records as float64 (integers as int64)."""
     if dtype is Q8_X:
-        codes = np.ascontiguousarray(stored["qs"]).view(np.int8).astype(np.float64)
+        planes = np.ascontiguousarray(stored["qs"]).view(np.int8).astype(np.float64)
+        codes = RADIX * planes[..., :32] + planes[..., 32:]
         with _QUIET(invalid="ignore"):
             return (codes * stored["d"].astype(np.float64)).reshape(*stored.shape[:-1], 32 * stored.shape[-1])
     if dtype.is_block:
@@ -99,23 +100,26 @@ def _records(rows: Array, dtype: DType) -> Array:
 def quantize_activations(x: Array) -> Array:
     """What QUANTIZE_ROWS must make of float32 rows, bit for bit: records of `Q8_X`.
 
-    d = largest magnitude / 127; codes = x * (127 / largest), rounded to nearest even; s = d * sum of codes. A block that holds NaN or an
-    infinity has the scale NaN; what such an element itself becomes is code 0.
+    d = largest magnitude / L with L = RADIX * 127 + 126; codes = x * (L / largest), rounded to nearest even, are cut into a high byte,
+    codes / RADIX rounded to nearest even, and the rest; s = d * sum of codes. A block that holds NaN or an infinity has the scale NaN; what
+    such an element itself becomes is code 0.
     """
     with _QUIET(all="ignore"):
         x = np.asarray(x, np.float32)
         blocks = x.reshape(*x.shape[:-1], x.shape[-1] // 32, 32)
         top = np.fmax.reduce(np.abs(blocks), axis=-1, initial=np.float32(0))
         bad = ~np.isfinite(blocks).all(-1)
-        inverse = np.where(top > 0, np.fmin(np.float32(127) / top, np.float32(3e38)), np.float32(0)).astype(np.float32)
+        largest = np.float32(RADIX * 127 + 126)
+        inverse = np.where(top > 0, np.fmin(largest / top, np.float32(3e38)), np.float32(0)).astype(np.float32)
         scaled = np.rint(blocks * inverse[..., None])
-        codes = np.where(np.isfinite(scaled), scaled, 0).astype(np.int8)
+        codes = np.where(np.isfinite(scaled), scaled, 0).astype(np.int32)
+        high = np.rint(codes.astype(np.float32) * np.float32(1 / RADIX)).astype(np.int32)
+        planes = np.concatenate([high, codes - RADIX * high], -1).astype(np.int8)
         out = np.zeros(blocks.shape[:-1], Q8_X.numpy)
-        out["d"] = np.where(bad, np.float32(np.nan), top / np.float32(127))[..., None]
-        halves = codes.reshape(*codes.shape[:-1], 2, 16).sum(-1, dtype=np.int32)
-        out["sums"] = halves
-        out["s"] = out["d"] * halves.sum(-1).astype(np.float32)[..., None]
-        out["qs"] = np.ascontiguousarray(codes).reshape(-1).view("<u4").reshape(*codes.shape[:-1], 8)
+        out["d"] = np.where(bad, np.float32(np.nan), top / largest)[..., None]
+        out["sums"] = planes.reshape(*planes.shape[:-1], 4, 16).sum(-1, dtype=np.int32)
+        out["s"] = out["d"] * codes.sum(-1, dtype=np.int32).astype(np.float32)[..., None]
+        out["qs"] = np.ascontiguousarray(planes).reshape(-1).view("<u4").reshape(*planes.shape[:-1], 16)
         return out
 
 
@@ -434,14 +438,14 @@ def _bound_of_rope(e: Example) -> Bound:
 
 def _bound_of_mul_mat(e: Example) -> Bound:
     """Products of integers are exact, so only scales, offsets and the sum are rounded. Below the normal range a scale d * xs.d keeps an
-    absolute precision, and multiplies up to 128 * 127."""
+    absolute precision, and multiplies up to 128 * 127 * RADIX."""
     w, x = e.decoded["w"], e.decoded["x"]
     assert w is not None and x is not None
     size = _magnitudes(e.operands["w"], e.dtypes["w"]).reshape(w.shape)
     k = e.sizes["k"]
     products = e.op.reference_of([size, np.abs(x)], e.params)
     if e.dtypes["w"] in WEIGHT_BLOCKS:
-        return Bound(products, k, TINY + k * 128 * 127 * 2.0**-149)
+        return Bound(products, k, TINY + k * 128 * 127 * RADIX * 2.0**-149)
     return Bound(products, k, TINY + k * 2.0**-149)
 
 

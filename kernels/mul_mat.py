@@ -41,6 +41,7 @@ from engine.lang.words import (
 )
 from engine.op import op
 
+STEP = 1.0 / RADIX
 LARGEST = RADIX * 127.0 + 126.0  # the largest magnitude: its high byte must not round to 128
 
 
@@ -62,7 +63,7 @@ def quantize_rows(a, b, n, x, y, n_blocks):
         high_sums, low_sums = i32(0), i32(0)
         for i in lanes(32):
             q = i32(rint(x[a, b, n, j * 32 + i] * inverse))
-            high = i32(rint(f32(q) * (1.0 / RADIX)))
+            high = i32(rint(f32(q) * STEP))
             low = q - RADIX * high
             block.q[i] = high
             block.q[i + 32] = low

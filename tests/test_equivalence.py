@@ -22,7 +22,7 @@ from engine.backends.cpu import CpuBackend
 from engine.backends.cpu.layouts import PackedBufferType
 from engine.backends.null import NullBackend
 from engine.backends.sim import SimBackend
-from engine.dtypes import DTYPES, F32, FLOATS, Q8_0, Q8_X, WEIGHT_BLOCKS, DType
+from engine.dtypes import DTYPES, F32, FLOATS, Q8_0, Q8_X, RADIX, WEIGHT_BLOCKS, DType
 from engine.op import Key, Step
 from engine.tensor import leaf
 from engine.testing import (
@@ -214,10 +214,12 @@ def test_float_activations_agree_in_mean(dtype: DType, cpu: CpuBackend, run_seed
 def test_extreme_codes_against_extreme_activations(row: Case, target: str, backends: Mapping[str, Backend]) -> None:
     """All codes at one end of their range (-128 of Q8_0 among them) against +127, -127 and both: no sum may saturate or wrap."""
     backend, dtype = backends[target], DTYPES[row.key[1][0]]
-    ones = np.ones((1, 256), np.float32)
-    mixed = np.where(np.arange(256) % 3, np.float32(1), np.float32(-1))[None]
-    x = quantize_activations(np.concatenate([ones, -ones, mixed]) * np.float32(127))
-    assert set(np.unique(values(x, Q8_X))) == {-127.0, 127.0}
+    x = quantize_activations(np.ones((3, 256), np.float32))
+    planes = np.full((3, 8, 64), 127, np.int8)
+    planes[1] = -127
+    planes[2, :, ::3] = -127
+    x["qs"], x["sums"] = planes.view("<u4"), planes.reshape(3, 8, 4, 16).sum(-1, dtype=np.int16)
+    x["s"] = x["d"] * (RADIX * planes[..., :32].sum(-1, dtype=np.int32) + planes[..., 32:].sum(-1, dtype=np.int32))[..., None]
     for kind in ("highest", "lowest"):
         w = Example(row.op, row.key, {}, {"w": (5, 256), "x": (3, 256)}, {}, {"w": kind, "x": "mild"}, {}, 7).operands["w"]
         if dtype is Q8_0:

@@ -50,8 +50,8 @@ def test_values_are_typed(monkeypatch: pytest.MonkeyPatch, name: str, text: str,
 
 @pytest.mark.parametrize(("name", "text", "why"), [
     ("threads", "many", "not an integer"), ("threads", "1.5", "not an integer"), ("threads", "-1", "negative"),
-    ("threads", "1025", "1 to 1,024"), ("lanes", "5", "4, 8 or 16"), ("lanes", "32", "4, 8 or 16"), ("lanes", "", "not an integer"), ("cache_limit_mb", "-2", "negative"),
-    ("portable", "maybe", "use 0 or 1")])
+    ("threads", "1025", "1 to 1,024"), ("lanes", "5", "4, 8 or 16"), ("lanes", "32", "4, 8 or 16"), ("lanes", "", "not an integer"),
+    ("cache_limit_mb", "-2", "negative"), ("portable", "maybe", "use 0 or 1")])
 def test_values_that_cannot_be_used_are_named(monkeypatch: pytest.MonkeyPatch, name: str, text: str, why: str) -> None:
     monkeypatch.setenv(f"LANEWISE_{name.upper()}", text)
     with pytest.raises(SettingError, match=why) as caught:

@@ -83,7 +83,9 @@ def _parser(argv: Sequence[str]) -> Parser:
     for name, about in COMMANDS.items():
         sub = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.", allow_abbrev=False)
         if name == wanted:
-            sub.add_argument("-v", "--verbose", action="count", default=0, dest="verbose_too", help="log more on stderr; -vv for everything")
+            sub.add_argument(
+                "-v", "--verbose", action="count", default=0, dest="verbose_too", help="log more on stderr; -vv for everything"
+            )
             _module(name).add_options(sub)
     return parser
 

@@ -101,8 +101,14 @@ class Conversation:
         same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(self.held, ids)))
         self.context.rewind(min(same, len(ids) - 1))  # one token at least is computed: its logits are needed
         self.held = self.held[: self.context.n_past]
-        return Generation(self.context, ids[len(self.held) :], max_tokens=self.args.predict, stop=self.args.stop, settings=self.settings,
-                          ignore_end=self.args.ignore_eos)
+        return Generation(
+            self.context,
+            ids[len(self.held) :],
+            max_tokens=self.args.predict,
+            stop=self.args.stop,
+            settings=self.settings,
+            ignore_end=self.args.ignore_eos,
+        )
 
 
 def _ids(context: Context, prompt: str) -> list[int]:

@@ -20,9 +20,13 @@ from engine.sample import SamplerSettings
 def add_options(parser: argparse.ArgumentParser) -> None:
     add_text(parser)
     add_model(parser)
-    parser.add_argument("-cnv", "--chat", "--conversation", action="store_true", help="write the prompt as a chat message, with the model's template")
+    parser.add_argument(
+        "-cnv", "--chat", "--conversation", action="store_true", help="write the prompt as a chat message, with the model's template"
+    )
     add_chat(parser)
-    parser.add_argument("--display-prompt", action=argparse.BooleanOptionalAction, default=False, help="print the prompt too (default: off)")
+    parser.add_argument(
+        "--display-prompt", action=argparse.BooleanOptionalAction, default=False, help="print the prompt too (default: off)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of streaming text")
     parser.add_argument("--explain", action="store_true", help="say on stderr where each node runs, and why")
     parser.add_argument("--trace", metavar="FILE", help="write the time of each kernel launch as a Chrome trace")
@@ -88,14 +92,23 @@ def _report(generation: Generation, prompt: str, args: argparse.Namespace) -> No
         n_ctx = generation.context.n_ctx
         note(f"the context of {n_ctx} tokens is full, so the text ends here: use a larger one (-c), or ask for less (-n)")
     t = generation.timings
-    note(f"prompt of {len(generation.prompt_tokens)} tokens in {t.prompt_s:.2f} s ({t.prompt_tps:.1f} a second), "
-         f"{len(generation.tokens)} tokens, after the first in {t.decode_s:.2f} s ({t.decode_tps:.1f} a second); "
-         f"loaded in {t.load_s:.2f} s, built and compiled in {t.compile_s:.2f} s; seed {generation.sampler.seed}; "
-         f"end: {generation.finish_reason}")
+    note(
+        f"prompt of {len(generation.prompt_tokens)} tokens in {t.prompt_s:.2f} s ({t.prompt_tps:.1f} a second), "
+        f"{len(generation.tokens)} tokens, after the first in {t.decode_s:.2f} s ({t.decode_tps:.1f} a second); "
+        f"loaded in {t.load_s:.2f} s, built and compiled in {t.compile_s:.2f} s; seed {generation.sampler.seed}; "
+        f"end: {generation.finish_reason}"
+    )
 
 
 def document(generation: Generation, prompt: str) -> dict[str, object]:
     """What `--json` prints."""
-    return {"model": str(generation.model.path), "prompt": prompt, "prompt_tokens": generation.prompt_tokens, "tokens": generation.tokens,
-            "text": generation.text, "finish_reason": generation.finish_reason, "timings": generation.timings.as_dict(),
-            "placement": generation.placement}
+    return {
+        "model": str(generation.model.path),
+        "prompt": prompt,
+        "prompt_tokens": generation.prompt_tokens,
+        "tokens": generation.tokens,
+        "text": generation.text,
+        "finish_reason": generation.finish_reason,
+        "timings": generation.timings.as_dict(),
+        "placement": generation.placement,
+    }

@@ -40,10 +40,14 @@ def run(args: argparse.Namespace) -> int:
 def document(file: GgufFile, full: bool) -> dict[str, Any]:
     """The file as plain values; a long array is its type and its first elements."""
     return {
-        "path": str(file.path), "version": file.version, "alignment": file.alignment,
+        "path": str(file.path),
+        "version": file.version,
+        "alignment": file.alignment,
         "metadata": {key: _plain(value, file.metadata.type_of(key), full) for key, value in file.metadata.items()},
-        "tensors": [{"name": t.name, "type": t.type_name, "shape": list(t.shape), "offset": t.offset, "nbytes": t.nbytes}
-                    for t in file.tensors.values()],
+        "tensors": [
+            {"name": t.name, "type": t.type_name, "shape": list(t.shape), "offset": t.offset, "nbytes": t.nbytes}
+            for t in file.tensors.values()
+        ],
     }
 
 

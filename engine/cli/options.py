@@ -8,8 +8,15 @@ from typing import Any
 
 KV_TYPES = ("f16", "f32")
 # Options for machines with a GPU: their place in `args` -> the flag that a message names.
-GPU_FLAGS = {"gpu_layers": "-ngl", "split_mode": "-sm", "tensor_split": "-ts", "main_gpu": "-mg", "no_kv_offload": "-nkvo",
-             "no_op_offload": "--no-op-offload", "override_tensor": "-ot"}
+GPU_FLAGS = {
+    "gpu_layers": "-ngl",
+    "split_mode": "-sm",
+    "tensor_split": "-ts",
+    "main_gpu": "-mg",
+    "no_kv_offload": "-nkvo",
+    "no_op_offload": "--no-op-offload",
+    "override_tensor": "-ot",
+}
 # Sampling options: field of SamplerSettings -> (flags, type, help).
 SAMPLING: dict[str, tuple[tuple[str, ...], type, str]] = {
     "seed": (("-s", "--seed"), int, "seed of the random numbers; -1 for another one each time (default: -1)"),
@@ -35,9 +42,15 @@ def add_running(parser: argparse.ArgumentParser) -> None:
     run.add_argument("-c", "--ctx-size", type=int, default=0, metavar="N", help="tokens the context holds; 0 for the model's (default: 0)")
     run.add_argument("-b", "--batch-size", type=int, default=2048, metavar="N", help="most tokens given at once (default: 2048)")
     run.add_argument("-ub", "--ubatch-size", type=int, default=512, metavar="N", help="most tokens computed at once (default: 512)")
-    run.add_argument("-t", "--threads", type=int, default=0, metavar="N", help="threads of the CPU, 1 to 1024; 0 for all allowed cores (default: 0)")
-    run.add_argument("-dev", "--device", metavar="NAMES", help="devices, best first, with commas; 'none' for the CPU alone (see `lanewise devices`)")
-    run.add_argument("-fa", "--flash-attn", choices=("on", "off", "auto"), default="auto", help="one attention kernel, or composed (default: auto)")
+    run.add_argument(
+        "-t", "--threads", type=int, default=0, metavar="N", help="threads of the CPU, 1 to 1024; 0 for all allowed cores (default: 0)"
+    )
+    run.add_argument(
+        "-dev", "--device", metavar="NAMES", help="devices, best first, with commas; 'none' for the CPU alone (see `lanewise devices`)"
+    )
+    run.add_argument(
+        "-fa", "--flash-attn", choices=("on", "off", "auto"), default="auto", help="one attention kernel, or composed (default: auto)"
+    )
     run.add_argument("-ctk", "--cache-type-k", choices=KV_TYPES, default="f16", help="type of K in the cache (default: f16)")
     run.add_argument("-ctv", "--cache-type-v", choices=KV_TYPES, default="f16", help="type of V in the cache (default: f16)")
     run.add_argument("--strict", action="store_true", help="fail instead of running a node on a device that was not asked for")
@@ -64,10 +77,22 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
 def add_chat(parser: argparse.ArgumentParser) -> None:
     """How a conversation is written down."""
     parser.add_argument("-sys", "--system", "--system-prompt", metavar="TEXT", help="the system message of a chat")
-    parser.add_argument("--chat-template", metavar="TEMPLATE", help="a Jinja template, or chatml, gemma, llama2 or llama3, instead of the file's")
-    parser.add_argument("-n", "--predict", "--n-predict", "--max-tokens", type=_predict, default=-1, metavar="N",
-                        help="most tokens to generate; -1 for as many as fit (default: -1)")
-    parser.add_argument("-r", "--stop", "--reverse-prompt", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated")
+    parser.add_argument(
+        "--chat-template", metavar="TEMPLATE", help="a Jinja template, or chatml, gemma, llama2 or llama3, instead of the file's"
+    )
+    parser.add_argument(
+        "-n",
+        "--predict",
+        "--n-predict",
+        "--max-tokens",
+        type=_predict,
+        default=-1,
+        metavar="N",
+        help="most tokens to generate; -1 for as many as fit (default: -1)",
+    )
+    parser.add_argument(
+        "-r", "--stop", "--reverse-prompt", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated"
+    )
     parser.add_argument("--ignore-eos", action="store_true", help="go on after an end token")
 
 
@@ -76,8 +101,13 @@ def add_text(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("text", nargs="?", metavar="PROMPT", help="the text; '-' reads standard input")
     parser.add_argument("-p", "--prompt", metavar="TEXT", help="the text, as an option")
     parser.add_argument("-f", "--file", metavar="FILE", help="a file that holds the text; '-' reads standard input")
-    parser.add_argument("-e", "--escape", action=argparse.BooleanOptionalAction, default=False,
-                        help=r"read \n, \t, \r, \', \" and \\ in the text as escapes (default: off)")
+    parser.add_argument(
+        "-e",
+        "--escape",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help=r"read \n, \t, \r, \', \" and \\ in the text as escapes (default: off)",
+    )
 
 
 def sampling_of(args: argparse.Namespace) -> dict[str, Any]:

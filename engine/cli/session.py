@@ -47,11 +47,13 @@ def placed(context: Context) -> str:
     floor = model.backends[-1]
     n_threads, features = getattr(floor, "n_threads", 0), getattr(floor, "features", None)
     lanes = f", {features.lanes} lanes" if features else ""
-    return f"{model.description}; {context.explain().summary}; {n_threads} thread{'s' * (n_threads != 1)}{lanes}; context of {context.n_ctx}"
+    return (
+        f"{model.description}; {context.explain().summary}; {n_threads} thread{'s' * (n_threads != 1)}{lanes}; context of {context.n_ctx}"
+    )
 
 
 def _ignored(args: argparse.Namespace, backends: tuple[Backend, ...]) -> list[str]:
     """Flags that were given, are for GPUs, and have no GPU to work on."""
     if any(b.device.type in (DeviceType.GPU, DeviceType.IGPU) for b in backends):
         return []
-    return [flag for name, flag in GPU_FLAGS.items() if getattr(args, name) not in (None, False, "0")]
+    return [flag for name, flag in GPU_FLAGS.items() if (value := getattr(args, name)) is not None and value is not False and value != "0"]

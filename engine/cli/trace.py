@@ -41,11 +41,26 @@ def _events(stage: Stage, started: int, ends: list[int]) -> list[dict[str, Any]]
     if launches is None:
         return [_event(f"{len(stage.steps)} steps", stage.backend.name, started, ends[-1], {"steps": [s.out.name for s in stage.steps]})]
     begins = [started, *ends[:-1]]
-    return [_event(one.step.out.name, stage.backend.name, begin, end,
-                   {"op": one.step.op.name, "variant": one.variant, "shape": list(one.step.out.shape), "groups": one.binding.n_groups})
-            for one, begin, end in zip(launches, begins, ends, strict=True)]
+    return [
+        _event(
+            one.step.out.name,
+            stage.backend.name,
+            begin,
+            end,
+            {"op": one.step.op.name, "variant": one.variant, "shape": list(one.step.out.shape), "groups": one.binding.n_groups},
+        )
+        for one, begin, end in zip(launches, begins, ends, strict=True)
+    ]
 
 
 def _event(name: str, backend: str, begin: int, end: int, about: dict[str, Any]) -> dict[str, Any]:
-    return {"name": name, "cat": about.get("op", "split"), "ph": "X", "ts": begin / 1000, "dur": (end - begin) / 1000, "pid": 0, "tid": backend,
-            "args": about}
+    return {
+        "name": name,
+        "cat": about.get("op", "split"),
+        "ph": "X",
+        "ts": begin / 1000,
+        "dur": (end - begin) / 1000,
+        "pid": 0,
+        "tid": backend,
+        "args": about,
+    }

@@ -163,6 +163,10 @@ class Metadata(Mapping[str, Value]):
     def __len__(self) -> int:
         return len(self._entries)
 
+    def forget(self) -> None:
+        """Drop the decoded arrays: what is asked for again is decoded again."""
+        self._decoded.clear()
+
     def type_of(self, key: str) -> str:
         """The type of a value in the file, without decoding it: "u32", "str", "arr[str,262144]"."""
         type_id, value = self._entries[key]
@@ -190,6 +194,7 @@ class GgufFile:
         _refuse_split(cursor, self.metadata)
         self.alignment = _alignment(cursor, self.metadata)
         self.tensors = _place(cursor, _read_tensors(cursor, n_tensors), self.alignment)
+        memory.madvise(mmap.MADV_DONTNEED)  # what was read of the metadata has been copied
         self._memory: mmap.mmap | None = memory
         self._bytes: NDArray[np.uint8] | None = np.frombuffer(memory, np.uint8)
 

@@ -72,12 +72,15 @@ def check(function: Function, views: Mapping[str, ViewType], groups: Sequence[st
 
 def check_function(function: Function, types: Sequence[Type], constants: Mapping[str, int]) -> tuple[list[Var], list[Stmt], Expr]:
     """Walk a function with operands of these types: its parameters, statements and result."""
-    walk = Walk(function, {}, constants, {})
-    params = [walk.fresh(name, type) for name, type in zip(function.parameters, types, strict=True)]
-    for p in params:
-        p.space = "caller" if p.type.varying else None
-    result = walk.inline(function, [walk.name_of(p) for p in params])
-    return params, walk.out, result
+    promoted: dict[str, str | None] = {}
+    while True:
+        walk = Walk(function, {}, constants, promoted)
+        params = [walk.fresh(name, type) for name, type in zip(function.parameters, types, strict=True)]
+        for p in params:
+            p.space = "caller" if p.type.varying else None
+        result = walk.inline(function, [walk.name_of(p) for p in params])
+        if not walk.changed:
+            return params, walk.out, result
 
 
 class Walk:
@@ -100,9 +103,7 @@ class Walk:
         function = self.frames[0].function
         tree = _parse(function)
         scope = self.frames[0].scopes[0]
-        for name in function.parameters:
-            if name in WORDS:
-                self.fail(tree, f"the parameter {name} is named like a word")
+        self.check_parameters(tree)
         scope |= {g: Expr("group", INDEX, data=g) for g in groups} | {i: Expr("int", INDEX, data=i) for i in ints}
         scope |= {f: Expr("float", Type("f32"), data=f) for f in floats} | {v: _View(v) for v in self.views}
         if missing := [p for p in function.parameters if p not in scope and self.constants.get(p.upper()) != 0]:
@@ -121,6 +122,7 @@ class Walk:
         scope: dict[str, Any] = {p: self.once(a) for p, a in zip(function.parameters, args, strict=True)}
         self.frames.append(_Frame(function, [scope], _assigned(tree)))
         try:
+            self.check_parameters(tree)
             if not tree.body or not isinstance(tree.body[-1], ast.Return) or tree.body[-1].value is None:
                 self.fail(tree, f"{function.name} must end in `return value`")
             self.block(tree.body[:-1])
@@ -177,6 +179,11 @@ class Walk:
         known = [*WORDS, *self.constants, *(n for s in frame.scopes for n in s)]
         near = difflib.get_close_matches(name, known, 1)
         self.fail(node, f"unknown name {name}" + (f"; did you mean {near[0]}?" if near else ""))
+
+    def check_parameters(self, tree: ast.FunctionDef) -> None:
+        for name in self.frames[-1].function.parameters:
+            if name in WORDS:
+                self.fail(tree, f"the parameter {name} is named like a word")
 
     def check_name(self, node: ast.AST, name: str) -> None:
         if name in WORDS or name in self.constants:
@@ -692,6 +699,7 @@ class Walk:
                 or not isinstance(g.iter.func, ast.Name) or g.iter.func.id != "static" or len(g.iter.args) != 1):
             self.fail(node, "generators go over one static(n)")
         assert isinstance(g.target, ast.Name) and isinstance(g.iter, ast.Call)
+        self.check_name(g.target, g.target.id)
         out = []
         for k in range(self.constant(g.iter.args[0])):
             self.frames[-1].scopes.append({g.target.id: const(k)})

@@ -17,6 +17,10 @@ from engine.gguf import GgufFile
 from engine.tensor import Tensor, leaf
 from kernels.mul_mat import mul_mat
 
+PART_NBYTES = 2 << 20  # of a matrix copied at a time
+SMALL_NBYTES = 1 << 16
+ROWS_TOGETHER = 64  # so many rows lie in one piece in every layout
+
 
 @dataclass
 class Weights:
@@ -54,7 +58,7 @@ class Weights:
         return leaf(found.dtype, found.shape, name)
 
     def plain(self, name: str, *shape: int) -> Tensor:
-        """A weight in the file's layout: norms, biases, embeddings for GET_ROWS. It stays mapped."""
+        """A weight in the file's layout: norms, biases, embeddings for GET_ROWS. Large ones stay mapped."""
         if name not in self._plain:
             t = self.info(name, shape)
             if t.dtype.name not in ("f32", "f16", "bf16") and len(shape) == 1:
@@ -73,25 +77,42 @@ class Weights:
             if where.layout_of(t.dtype) == "plain" and where is HOST:
                 self._product[name] = self._map(t)
             else:
-                buffer = where.allocate(where.nbytes_of(t), "weights")
-                place(t, buffer)
-                buffer.set(t, self.file.data(name))
-                self.file.release(name)
-                self.packed_nbytes += buffer.nbytes
-                self._product[name] = t
+                self._product[name] = self._pack(t, where)
         return self._product[name]
+
+    def _pack(self, t: Tensor, where: BufferType) -> Tensor:
+        """Copy a matrix over, a few rows at a time, so that its pages of the file never add up in memory."""
+        buffer = where.allocate(where.nbytes_of(t), "weights")
+        rows, columns = t.shape
+        data = self.file.data(t.name).reshape(rows, -1)
+        step, offset = max(1, PART_NBYTES // data.shape[1] // ROWS_TOGETHER) * ROWS_TOGETHER, 0
+        for start in range(0, rows, step):
+            part = leaf(t.dtype, (min(step, rows - start), columns), t.name)
+            buffer.set(place(part, buffer, offset), data[start : start + step])
+            offset += where.nbytes_of(part)
+            self.file.release(t.name)
+        self.packed_nbytes += buffer.nbytes
+        return place(t, buffer)
 
     def _best(self, w: Tensor) -> BufferType:
         probe = mul_mat(w, Tensor(F32, (1, w.shape[-1]), name="x"), name=w.name)
         batch = mul_mat(w, Tensor(F32, (512, w.shape[-1]), name="x"), name=w.name)
         for backend in self.backends:
             for type in backend.weight_types:
+                if not type.holds(w.dtype):
+                    continue
                 if backend.supports(probe, {w: type}) or backend.supports(batch, {w: type}):
                     return type
         return HOST
 
     def _map(self, t: Tensor) -> Tensor:
+        """Leave a tensor in the mapped file; a small one is copied, for the system brings in many pages around each one that is read."""
         data = self.file.data(t.name)
+        if data.nbytes < SMALL_NBYTES:
+            buffer = HOST.allocate(data.nbytes, "weights")
+            buffer.set(place(t, buffer), data)
+            self.packed_nbytes += data.nbytes
+            return t
         self.mapped_nbytes += data.nbytes
         return place(t, _MappedBuffer(data))
 

@@ -185,7 +185,7 @@ def values() -> dict[str, np.ndarray]:
 
 def ulps(got: np.ndarray, exact: np.ndarray) -> np.ndarray:
     """Distance from a float64 result in units of the last place of its float32 neighbour; 0 where both are the same infinity or NaN."""
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         near = exact.astype(np.float32)
     settled = (np.isnan(got) & np.isnan(near)) | (got == near)
     with np.errstate(invalid="ignore"):
@@ -537,7 +537,7 @@ def test_fields_of_blocks(width: Features) -> None:
     written = (np.arange(32) + 300).astype(np.int8)
     assert np.array_equal(q[0, 0]["qs"][:7], written.view(np.uint32)[:7])
     assert q[0, 0]["qs"][7] == 0x80FF7F01
-    assert q[0, 0]["sums"].tolist() == [np.int32(-40000).astype(np.int16), 1] and q[0, 0]["d"] == 1
+    assert q[0, 0]["sums"][:2].tolist() == [np.int32(-40000).astype(np.int16), 1] and q[0, 0]["d"] == 1
     assert y[0] == np.int32(-40000).astype(np.int16) and y[1] == 1 - 128
     assert np.array_equal(y[2:22], written[:20].astype(np.float32)) and y[22] == 0
 

@@ -57,19 +57,32 @@ def make_bad(kind: str, folder):
 
 
 CHANGES = {
-    "unknown architecture": {"general__architecture": "mamba9"}, "no architecture": {"general__architecture": None},
-    "unknown tokenizer": {"tokenizer__ggml__model": "sentencewise"}, "no tokens": {"tokenizer__ggml__tokens": None},
-    "missing key": {"llama__block_count": None}, "key of the wrong type": {"llama__embedding_length": "many"},
+    "unknown architecture": {"general__architecture": "mamba9"},
+    "no architecture": {"general__architecture": None},
+    "unknown tokenizer": {"tokenizer__ggml__model": "sentencewise"},
+    "no tokens": {"tokenizer__ggml__tokens": None},
+    "missing key": {"llama__block_count": None},
+    "key of the wrong type": {"llama__embedding_length": "many"},
     "size of zero": {"llama__attention__head_count": 0},
 }
 BAD = {  # what is wrong -> the exception, and words of its message
-    "missing": (GgufError, "there is no such file"), "folder": (GgufError, "this is a folder"), "not a gguf": (GgufError, "not a GGUF file"),
-    "empty": (GgufError, "the file is empty"), "truncated": (GgufError, "cut short"), "truncated metadata": (GgufError, "cut short"),
-    "unknown architecture": (ModelError, "mamba9"), "no architecture": (ModelError, "architecture"),
-    "missing tensor": (ModelError, "blk.1.ffn_up.weight"), "wrong shape": (ModelError, "[31, 64]"),
-    "unknown type": (ModelError, "type 77"), "type without kernel": (ModelError, "iq4_nl"), "unknown tokenizer": (TokenizerError, "sentencewise"),
-    "no tokens": (TokenizerError, "tokens"), "missing key": (ModelError, "llama.block_count"),
-    "key of the wrong type": (ModelError, "'many'"), "size of zero": (ModelError, "head_count"),
+    "missing": (GgufError, "there is no such file"),
+    "folder": (GgufError, "this is a folder"),
+    "not a gguf": (GgufError, "not a GGUF file"),
+    "empty": (GgufError, "the file is empty"),
+    "truncated": (GgufError, "cut short"),
+    "truncated metadata": (GgufError, "cut short"),
+    "unknown architecture": (ModelError, "mamba9"),
+    "no architecture": (ModelError, "architecture"),
+    "missing tensor": (ModelError, "blk.1.ffn_up.weight"),
+    "wrong shape": (ModelError, "[31, 64]"),
+    "unknown type": (ModelError, "type 77"),
+    "type without kernel": (ModelError, "iq4_nl"),
+    "unknown tokenizer": (TokenizerError, "sentencewise"),
+    "no tokens": (TokenizerError, "tokens"),
+    "missing key": (ModelError, "llama.block_count"),
+    "key of the wrong type": (ModelError, "'many'"),
+    "size of zero": (ModelError, "head_count"),
 }
 
 
@@ -91,8 +104,23 @@ def test_a_bad_file_in_other_commands(cli, tmp_path, command, kind, monkeypatch)
 
 
 USAGE = [
-    ("-n", "many"), ("-n", "-5"), ("-c", "1.5"), ("-t", "two"), ("--temp", "hot"), ("-s", "x"), ("-fa", "maybe"), ("-ctk", "q8_0"), ("-ctv", "f64"),
-    ("-ngl", "some"), ("-sm", "diagonal"), ("-ts", "a,b"), ("-mg", "x"), ("--nonsense",), ("--top-k", "1.5"), ("-p", "twice"), ("-sys", "no chat"),
+    ("-n", "many"),
+    ("-n", "-5"),
+    ("-c", "1.5"),
+    ("-t", "two"),
+    ("--temp", "hot"),
+    ("-s", "x"),
+    ("-fa", "maybe"),
+    ("-ctk", "q8_0"),
+    ("-ctv", "f64"),
+    ("-ngl", "some"),
+    ("-sm", "diagonal"),
+    ("-ts", "a,b"),
+    ("-mg", "x"),
+    ("--nonsense",),
+    ("--top-k", "1.5"),
+    ("-p", "twice"),
+    ("-sys", "no chat"),
 ]
 
 
@@ -102,14 +130,25 @@ def test_wrong_usage(cli, tiny, options) -> None:
 
 
 FAILURES = [
-    (("-t", "1025"), SettingError, "1,024"), (("-t", "-1"), SettingError, "1,024"), (("-c", "-1"), ContextError, "-1"),
-    (("-c", "9" * 30), ContextError, "999"), (("-b", "0"), ContextError, "batch"), (("-ub", "-3"), ContextError, "batch"),
-    (("--temp", "nan"), SamplingError, "temperature"), (("--temp", "inf"), SamplingError, "temperature"), (("--top-p", "2"), SamplingError, "top_p"),
-    (("--min-p", "-1"), SamplingError, "min_p"), (("--repeat-penalty", "0"), SamplingError, "repeat_penalty"), (("-s", "-2"), SamplingError, "seed"),
-    (("--repeat-last-n", "-2"), SamplingError, "repeat_last_n"), (("--device", "abacus"), LanewiseError, "abacus"),
-    (("--device", "none,cpu"), LanewiseError, "none"), (("--device", ","), LanewiseError, "no device is named"),
-    (("-ctk", "f32"), ContextError, "f32"), (("--chat", "--chat-template", "nope"), LanewiseError, "nope"),
-    (("--chat", "--chat-template", "{{ broken"), LanewiseError, "template"), (("-c", "2"), ContextError, "the context holds 2"),
+    (("-t", "1025"), SettingError, "1,024"),
+    (("-t", "-1"), SettingError, "1,024"),
+    (("-c", "-1"), ContextError, "-1"),
+    (("-c", "9" * 30), ContextError, "999"),
+    (("-b", "0"), ContextError, "batch"),
+    (("-ub", "-3"), ContextError, "batch"),
+    (("--temp", "nan"), SamplingError, "temperature"),
+    (("--temp", "inf"), SamplingError, "temperature"),
+    (("--top-p", "2"), SamplingError, "top_p"),
+    (("--min-p", "-1"), SamplingError, "min_p"),
+    (("--repeat-penalty", "0"), SamplingError, "repeat_penalty"),
+    (("-s", "-2"), SamplingError, "seed"),
+    (("--repeat-last-n", "-2"), SamplingError, "repeat_last_n"),
+    (("--device", "abacus"), LanewiseError, "abacus"),
+    (("--device", "none,cpu"), LanewiseError, "none"),
+    (("--device", ","), LanewiseError, "no device is named"),
+    (("--chat", "--chat-template", "nope"), LanewiseError, "nope"),
+    (("--chat", "--chat-template", "{{ broken"), LanewiseError, "template"),
+    (("-c", "2"), ContextError, "the context holds 2"),
     (("-f", "no such file"), None, "no such file"),
 ]
 
@@ -159,7 +198,7 @@ def test_bad_values_in_python(tiny) -> None:
         for bad in ("", [], [len(TOKENS)], [-1]):
             with pytest.raises(LanewiseError):
                 list(model.generate(bad, max_tokens=1))
-        for option in ({"n_ctx": -1}, {"n_ctx": 2**31}, {"n_ubatch": 0}, {"kv_type": "q4_0"}, {"kv_type_k": "f32"}):
+        for option in ({"n_ctx": -1}, {"n_ctx": 2**31}, {"n_ubatch": 0}, {"kv_type": "q4_0"}, {"kv_type_k": "q8_0"}):
             with pytest.raises(ContextError):
                 model.context(**option)
         with pytest.raises(ContextError):

@@ -22,7 +22,8 @@ def test_version(cli) -> None:
 
 
 def test_version_loads_nothing_large() -> None:
-    code = "import sys; from engine.cli import main; main(['--version']); sys.exit(any(n in sys.modules for n in ('numpy', 'llvmlite', 'rich')))"
+    large = ("numpy", "llvmlite", "numba", "rich")
+    code = f"import sys; from engine.cli import main; main(['--version']); sys.exit(any(n in sys.modules for n in {large}))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60).returncode == 0
 
 
@@ -72,7 +73,9 @@ def test_devices_as_json(cli) -> None:
 
 
 def test_an_absent_backend_says_why(cli, tmp_path) -> None:
-    (tmp_path / "broken.py").write_text("from engine.backend import Backend\n\nclass Broken(Backend):\n    pass\n\nraise ImportError('no driver')\n")
+    (tmp_path / "broken.py").write_text(
+        "from engine.backend import Backend\n\nclass Broken(Backend):\n    pass\n\nraise ImportError('no driver')\n"
+    )
     with override(plugins=tmp_path):
         assert "-  broken: unavailable, because ImportError: no driver" in cli("devices").out
         row = json.loads(cli("devices", "--json").out)[-1]

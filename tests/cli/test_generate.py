@@ -86,12 +86,39 @@ def test_a_seed_repeats_a_text(cli, tiny) -> None:
 def test_sampling_options_arrive(cli, tiny, expected) -> None:
     likeliest = cli("generate", "on the way", "-m", tiny, "-n", 12, "--temp", 5, "--top-k", 1)
     assert likeliest.out == expected[0] + "\n"
-    told = ("--top-p", 0.9, "--min-p", 0.1, "--repeat-penalty", 1.3, "--repeat-last-n", 8, "--presence-penalty", 0.5, "--frequency-penalty", 0.5)
+    told = (
+        "--top-p",
+        0.9,
+        "--min-p",
+        0.1,
+        "--repeat-penalty",
+        1.3,
+        "--repeat-last-n",
+        8,
+        "--presence-penalty",
+        0.5,
+        "--frequency-penalty",
+        0.5,
+    )
     assert cli("generate", "on the way", "-m", tiny, *GREEDY, *told).status == 0
 
 
-@pytest.mark.parametrize("options", [("-ctk", "f32", "-ctv", "f32"), ("-ub", 2, "-b", 3), ("-t", 3), ("--device", "none"), ("--device", "blas,cpu"),
-                                     ("--strict",), ("-fa", "on"), ("-c", 64)], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("-ctk", "f32", "-ctv", "f32"),
+        ("-ctk", "f32"),
+        ("-ub", 2, "-b", 3),
+        ("-t", 3),
+        ("--device", "none"),
+        ("--device", "blas,cpu"),
+        ("--strict",),
+        ("--strict", "--device", "blas,cpu"),
+        ("-fa", "on"),
+        ("-c", 64),
+    ],
+    ids=str,
+)
 def test_options_that_change_how_it_runs_keep_the_text(cli, tiny, expected, options) -> None:
     got = cli("generate", "on the way", "-m", tiny, *GREEDY, *options)
     assert (got.status, got.out) == (0, expected[0] + "\n")
@@ -156,7 +183,13 @@ def test_bytes_that_the_terminal_cannot_show_end_nothing(start, tiny) -> None:
 
 def test_a_warm_run_needs_no_compiler(cli, tiny) -> None:
     cli("generate", "on", "-m", tiny, *GREEDY)
-    code = ("import sys; from engine.cli import main; "
-            f"status = main(['generate', 'on', '-m', {str(tiny)!r}, '-n', '12', '--temp', '0']); "
-            "sys.exit(status or 3 * any(name in sys.modules for name in ('numba', 'rich', 'pyopencl', 'jinja2')))")
+    code = (
+        "import sys; from engine.cli import main; "
+        f"status = main(['generate', 'on', '-m', {str(tiny)!r}, '-n', '12', '--temp', '0']); "
+        "sys.exit(status or 3 * any(name in sys.modules for name in ('numba', 'rich', 'pyopencl', 'jinja2')))"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, cwd=os.getcwd(), timeout=120).returncode == 0
+
+
+def test_strict_refuses_what_the_device_cannot_run(cli, tiny) -> None:
+    cli("generate", "on", "-m", tiny, "-n", 1, "--strict", "--device", "blas").failed(1, "no backend runs", "blas")

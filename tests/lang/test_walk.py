@@ -362,6 +362,11 @@ def word_as_the_name_of_a_static_loop(row, y, n):
         y[row, byte] = f32(0)
 
 
+@mistake("byte is a word and cannot be a name", at="byte in static")
+def word_as_the_name_in_a_generator(row, y):
+    t = tuple(f32(byte) for byte in static(4))
+
+
 @mistake("lane is a word and cannot be a name", at="for lane")
 def word_as_the_name_of_a_lane_index(row, y, n):
     for lane in lanes(n):  # noqa: F402
@@ -383,6 +388,16 @@ def word_as_the_name_of_a_span(row, y, n):
 @mistake("the parameter scale is named like a word", at="def parameter_named_like_a_word")
 def parameter_named_like_a_word(row, y, scale):
     y[row, 0] = f32(0)
+
+
+@function
+def with_a_bad_parameter(scale):
+    return scale + 1.0
+
+
+@mistake("the parameter scale is named like a word", at="def with_a_bad_parameter")
+def calls_a_function_with_a_bad_parameter(row, y):
+    y[row, 0] = with_a_bad_parameter(f32(1))
 
 
 @mistake("the parameter nope is no operand, dimension, size or parameter of the op", at="def unknown_parameter")
@@ -627,9 +642,9 @@ def chained_comparison(row, y, n):
         y[row, 0] = f32(0)
 
 
-@mistake("one comparison at a time: combine with &", at="n is 5")
-def identity(row, y, n):
-    if n is 5:  # noqa: F632
+@mistake("one comparison at a time: combine with &", at="n in (1, 5)")
+def membership(row, y, n):
+    if n in (1, 5):
         y[row, 0] = f32(0)
 
 
@@ -1272,6 +1287,18 @@ def test_a_function_alone_takes_the_types_of_its_operands() -> None:
     params, body, result = check_function(Function(half), [Type("f32", True)], {"LANES": 8})
     assert [p.type for p in params] == [Type("f32", True)]
     assert [type(s) for s in body] == [Assign]
+    assert str(result.type) == "varying f32"
+
+
+def test_a_function_s_name_that_becomes_varying_is_varying_from_its_first_line() -> None:
+    def summed(v):
+        total = f32(0)
+        before = total * 2.0
+        total = total + v
+        return before + total
+
+    _, body, result = check_function(Function(summed), [Type("f32", True)], {"LANES": 8})
+    assert {s.var.name: str(s.var.type) for s in body if isinstance(s, Assign)} == {"total": "varying f32", "before": "varying f32"}
     assert str(result.type) == "varying f32"
 
 

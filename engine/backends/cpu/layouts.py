@@ -24,6 +24,9 @@ class PackedBufferType(BufferType):
     def __init__(self, lanes: int) -> None:
         self.lanes, self.name = lanes, f"cpu@{lanes}"
 
+    def holds(self, dtype: DType) -> bool:
+        return dtype in WEIGHT_BLOCKS
+
     def layout_of(self, dtype: DType) -> str:
         return f"lanes{self.lanes}" if dtype in WEIGHT_BLOCKS else "plain"
 
@@ -53,6 +56,8 @@ class PackedBuffer(Buffer):
         target, n_blocks, _ = self._place(tensor)
         rows = tensor.shape[-2] if len(tensor.shape) > 1 else 1
         row_nbytes = n_blocks * tensor.dtype.nbytes
+        if not target.size:
+            return
         matrices = np.ascontiguousarray(data).view(np.uint8).reshape(_n_matrices(tensor), rows, row_nbytes)
         padded = -(-rows // self.lanes) * self.lanes
         for source, out in zip(matrices, target.reshape(len(matrices), padded * row_nbytes), strict=True):

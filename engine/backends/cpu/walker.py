@@ -1,12 +1,12 @@
 """The executor's native part, compiled by Numba into C-callable functions: a team of threads walks a plan.
 
-Note [plan]: a launch is 16 words of 8 bytes: entry, parameter block, groups, groups a piece, time of its end, chain, barrier, phase; word 8,
-in a cache line of its own, is the counter from which threads take pieces. A chain of c small launches is run by one thread, one after the
-other; its head has chain = c. Launches that do not depend on each other form a phase: only the last one has barrier = 1, and phase = the
-number of launches before it that belong to it. A traced run has a barrier after every launch.
+Note [plan]: a launch is 16 words of 8 bytes: entry, parameter block, groups, groups a piece, time of its end, chain, barrier, phase; word
+8, in a cache line of its own, is the counter from which threads take pieces. A chain of c small launches is run by one thread, one after
+the other; its head has chain = c. Launches that do not depend on each other form a phase: only the last one has barrier = 1, and phase =
+the number of launches before it that belong to it. A traced run has a barrier after every launch.
 
-Note [job]: one word a cache line: run number, plan, launches, stop, arrivals at the barrier, its turn, abort, stopped, trace; then one
-`parked` word for each thread.
+Note [job]: one word a cache line: run number, plan, launches, stop, arrivals at the barrier, its turn, abort, stopped (the number of the
+run that was aborted), trace; then one `parked` word for each thread.
 
 A piece depends on shapes alone, never on the number of threads, so results have the same bits for any team.
 """
