@@ -14,12 +14,12 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from engine.backend import Backend
-from engine.errors import ClosedError, ContextError
+from engine.errors import ClosedError, ContextError, InterruptedRun
 from engine.gguf import GgufFile, read_gguf
 from engine.graph import Graph
 from engine.models import architecture
 from engine.models.blocks import Inputs, Parts
-from engine.models.cache import KvCache, kv_dtype
+from engine.models.cache import N_UBATCH, KvCache, kv_dtype
 from engine.models.hparams import Hparams, read_hparams
 from engine.models.weights import Weights
 from engine.sched.alloc import Pool
@@ -29,7 +29,6 @@ from engine.settings import settings
 from engine.tokenizer import ChatTemplate, Tokenizer
 
 log = logging.getLogger(__name__)
-N_UBATCH = 512
 N_GRAPHS = 6  # graphs a context keeps ready
 
 
@@ -73,8 +72,7 @@ class Model:
         own = self.metadata.get("tokenizer.chat_template")
         self._chat_source = chat_template or (own if isinstance(own, str) else None)
         self._probe()
-        self.metadata.forget()
-        _trim()
+        self._give_back()
 
     def _n_vocab(self) -> int:
         found = self._file.tensors.get("token_embd.weight")
@@ -86,6 +84,13 @@ class Model:
         homes = [self.backends[-1]] * h.n_layer
         self._arch.build(self.parts, Inputs(1, 256, 256, 1), KvCache(h, 256, 1, kv_dtype("f16"), kv_dtype("f16"), homes))
         log.info("%s: %s on %s", self.path.name, self.description, ", ".join(b.name for b in self.backends))
+
+    def _give_back(self) -> None:
+        """Let go of what only loading needed: decoded metadata, pages of the file, the C library's free memory."""
+        self.metadata.forget()
+        self._file.release()
+        with suppress(AttributeError, OSError):  # glibc has it
+            ctypes.CDLL(None).malloc_trim(0)
 
     @property
     def description(self) -> str:
@@ -151,9 +156,8 @@ class Model:
         if self._closed:
             return
         self._closed = True
-        for context in self._contexts:
+        for context in list(self._contexts):
             context.close()
-        self._contexts.clear()
         self._default = None
         self.weights = self.parts = None  # type: ignore[assignment]
         self._file.close()
@@ -165,12 +169,6 @@ class Model:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _trim() -> None:
-    """Hand back what building tables left over in the C library's heap, where it can (glibc)."""
-    with suppress(AttributeError, OSError):
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 class _Ready:
@@ -210,7 +208,7 @@ class Context:
         self.cache = KvCache(h, self.n_ctx, n_ubatch, kv_dtype(kv_type_k), kv_dtype(kv_type_v), homes)
         self.pool = Pool()
         self._graphs: OrderedDict[tuple[int, int, int, int], _Ready] = OrderedDict()
-        self._closed = False
+        self._closed = self._interrupted = False
 
     def decode(self, tokens: Sequence[int] | np.ndarray, logits: Literal["last", "all"] = "last") -> np.ndarray:
         """Run tokens through the model: float32 [n_vocab] after the last one, or [n_tokens, n_vocab].
@@ -222,20 +220,21 @@ class Context:
         ids = self._checked(tokens, logits)
         for backend in self.model.backends:
             backend.set_threads(self.threads)
-        start, rows = self.n_past, []
+        start, rows, self._interrupted = self.n_past, [], False
         try:
             for at in range(0, len(ids), self.n_ubatch):
                 part = ids[at : at + self.n_ubatch]
                 last = at + self.n_ubatch >= len(ids)
                 rows.append(self._batch(part, len(part) if logits == "all" else 1 if last else 0))
+                if self._interrupted:  # between two batches, where no backend hears it
+                    raise InterruptedRun("the run was interrupted")
         except BaseException:
             self.rewind(start)
             raise
         return np.concatenate(rows) if logits == "all" else rows[-1][-1]
 
     def _checked(self, tokens: Sequence[int] | np.ndarray, logits: str) -> np.ndarray:
-        if self._closed:
-            raise ClosedError("the context is closed")
+        self._require_open()
         if logits not in ("last", "all"):
             raise ContextError(f"logits={logits!r}: 'last' or 'all' are possible")
         ids = np.asarray(tokens)
@@ -249,6 +248,10 @@ class Context:
             raise ContextError(f"{ids.size} more tokens do not fit: {self.n_past} of {self.n_ctx} are used; reset(), or take a larger "
                                "context (-c)")
         return ids.astype(np.int32)
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the context is closed")
 
     def _batch(self, ids: np.ndarray, n_out: int) -> np.ndarray:
         """One micro-batch; logits of its last `n_out` tokens (none are computed for 0: then of one, unused)."""
@@ -284,30 +287,35 @@ class Context:
         self.build_s += time.perf_counter() - started
         return self._graphs[shape]
 
-    def truncate(self, n: int) -> None:
-        """Forget every token from position `n` on."""
-        for cells in (self.cache.full, self.cache.ring):
-            cells.position[cells.position >= n] = -1
-        self.n_past = n
-
     def rewind(self, n: int) -> None:
-        """Keep the first `n` tokens; none where layers with a sliding window no longer hold what token `n` would see."""
-        ring, window = self.cache.ring.size, self.model.hparams.window
-        lost = any(self.model.hparams.windowed) and self.n_past - n > ring - window
-        self.truncate(0 if lost else n)
+        """Keep the first `n` tokens; none where layers with a sliding window no longer hold what token `n` would see: look at `n_past`.
+
+        Raises:
+            ContextError: the context has seen fewer than `n` tokens.
+        """
+        self._require_open()
+        if not 0 <= n <= self.n_past:
+            raise ContextError(f"the first {n} tokens cannot be kept: the context has {self.n_past}")
+        h = self.model.hparams
+        if any(h.windowed) and not self.cache.ring.holds(range(max(0, n - h.window + 1), n)):
+            n = 0
+        for cells in (self.cache.full, self.cache.ring):
+            cells.forget(n)
+        self.n_past = n
 
     def reset(self) -> None:
         """Start over with an empty context."""
-        self.cache.reset()
-        self.n_past = 0
+        self.rewind(0)
 
     def interrupt(self) -> None:
         """Make a `decode` in progress stop early, from any thread or a signal handler."""
+        self._interrupted = True
         for backend in self.model.backends:
             backend.interrupt()
 
     def explain(self, n: int = 1) -> Explanation:
         """Where each node of a batch of `n` tokens runs, and why."""
+        self._require_open()
         return self._ready(n, self.cache.full.visible(self.n_past, n), self.cache.ring.visible(self.n_past, n), 1).executable.explain()
 
     def close(self) -> None:
@@ -320,6 +328,7 @@ class Context:
         self._graphs.clear()
         self.pool.clear()
         self.cache = None  # type: ignore[assignment]
+        self.model._contexts.remove(self)
 
     def __enter__(self) -> Self:
         return self

@@ -71,6 +71,17 @@ def run_seed(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.fixture(scope="session")
+def cpu() -> Iterator[Any]:
+    """The CPU backend with every op, on two threads; its compiled kernels serve the whole run."""
+    from engine.backends.cpu import CpuBackend
+    from kernels import OPS
+
+    backend = CpuBackend(list(OPS.values()), threads=2)
+    yield backend
+    backend.close()
+
+
+@pytest.fixture(scope="session")
 def golden() -> Path:
     """The folder of golden data; tests that need it are skipped, and counted, where there is none."""
     from engine.settings import settings as lanewise

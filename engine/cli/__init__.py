@@ -23,6 +23,7 @@ COMMANDS = {
     "explain": "show where each node of a model's graph runs, and why",
     "inspect": "show the metadata and tensors of a GGUF file",
     "tokenize": "turn text into token ids",
+    "bench": "measure tokens per second of models, and single ops",
     "cache": "show, clear or fill the cache of compiled kernels",
 }
 SYSTEMS = ("linux",)

@@ -9,9 +9,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from engine.cli.interrupt import Interrupts
 from engine.cli.options import add_chat, add_model, add_running, add_sampling, sampling_of
-from engine.cli.session import note, placed, running, session
+from engine.cli.session import Running, note, placed, running, session
 from engine.errors import ContextError, InterruptedRun
 from engine.generate import Generation
 from engine.model import Context
@@ -31,8 +30,8 @@ def run(args: argparse.Namespace) -> int:
     settings = SamplerSettings(**sampling_of(args))
     with session(args) as context:
         context.model.chat([{"role": "user", "content": "?"}])  # a file without a template is refused here
-        with running(context):
-            note(placed(context))
+        with running(context) as now:
+            now.say(placed(context))
         is_terminal = sys.stdin.isatty()
         note(HELP)
         talk = Conversation(context, settings, args)
@@ -86,8 +85,8 @@ class Conversation:
         except ContextError as error:
             note(f"{error}; or /clear")
             return False
-        with running(self.context) as interrupts:
-            _print(generation, interrupts)
+        with running(self.context) as now:
+            _print(generation, now)
         self.held = [*self.held, *generation.prompt_tokens, *generation.tokens][: self.context.n_past]
         self.messages = [*messages, {"role": "assistant", "content": generation.text}]
         if generation.finish_reason == "context":
@@ -116,12 +115,10 @@ def _ids(context: Context, prompt: str) -> list[int]:
     return context.model.tokenize(prompt, add_special=not (bos and prompt.startswith(bos)))
 
 
-def _print(generation: Generation, interrupts: Interrupts) -> None:
+def _print(generation: Generation, now: Running) -> None:
     try:
         for piece in generation:
-            sys.stdout.write(piece)
-            sys.stdout.flush()
-            interrupts.check()
+            now.emit(piece)
     except (KeyboardInterrupt, InterruptedRun):
         generation.finish_reason = "interrupted"
     sys.stdout.write("\n")

@@ -7,7 +7,7 @@ import json
 import sys
 
 from engine.cli.options import add_model, add_running
-from engine.cli.session import note, placed, running, session
+from engine.cli.session import placed, running, session
 from engine.cli.text import UsageError
 
 
@@ -23,9 +23,9 @@ def run(args: argparse.Namespace) -> int:
         n = args.tokens or min(context.n_ubatch, context.n_ctx)
         if not 0 < n <= context.n_ctx:
             raise UsageError(f"-n {n}: 1 to {context.n_ctx} tokens fit the context")
-        with running(context):
+        with running(context) as now:
             found = {"prefill": (n, context.explain(n)), "decode": (1, context.explain(1))}
-            note(placed(context))
+            now.say(placed(context))
         if args.json:
             parts = {name: {"n_tokens": n, **explanation.to_json()} for name, (n, explanation) in found.items()}
             json.dump({"model": str(context.model.path), **parts}, sys.stdout, ensure_ascii=False)

@@ -6,9 +6,8 @@ import argparse
 import json
 import sys
 
-from engine.cli.interrupt import Interrupts
 from engine.cli.options import add_chat, add_model, add_running, add_sampling, add_text, sampling_of
-from engine.cli.session import note, placed, running, session
+from engine.cli.session import Running, note, placed, running, session
 from engine.cli.text import UsageError, read_text, unescaped
 from engine.cli.trace import Trace
 from engine.errors import InterruptedRun
@@ -44,12 +43,12 @@ def run(args: argparse.Namespace) -> int:
         prompt = _templated(context, text, args.system) if args.chat else text
         generation = _generation(context, prompt, settings, args)
         trace = context.trace = Trace() if args.trace else None
-        with running(context) as interrupts:
-            note(placed(context))
+        with running(context) as now:
+            now.say(placed(context))
             if args.explain:
                 sys.stderr.write(f"{context.explain()}\n")
             generation.timings.compile_s += context.build_s
-            status = _stream(generation, interrupts, args)
+            status = _stream(generation, now, args)
         _report(generation, prompt, args)
         if trace is not None:
             trace.write(args.trace)
@@ -66,16 +65,13 @@ def _generation(context: Context, prompt: str, settings: SamplerSettings, args: 
     return Generation(context, prompt, max_tokens=args.predict, stop=stops, settings=settings, ignore_end=args.ignore_eos)
 
 
-def _stream(generation: Generation, interrupts: Interrupts, args: argparse.Namespace) -> int:
+def _stream(generation: Generation, now: Running, args: argparse.Namespace) -> int:
     """Print pieces as they come; 130 if Ctrl-C ended it."""
     if args.display_prompt and not args.json:
         sys.stdout.write(generation.model.detokenize(generation.prompt_tokens))
     try:
         for piece in generation:
-            if not args.json:
-                sys.stdout.write(piece)
-                sys.stdout.flush()
-            interrupts.check()
+            now.emit("" if args.json else piece)
     except (KeyboardInterrupt, InterruptedRun):
         generation.finish_reason = "interrupted"
         return 130

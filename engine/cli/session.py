@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from engine.backend import Backend, DeviceType
 from engine.cli.interrupt import Interrupts
@@ -34,11 +35,31 @@ def session(args: argparse.Namespace) -> Iterator[Context]:
         yield model.context(args.ctx_size, kv_type_k=args.cache_type_k, kv_type_v=args.cache_type_v, threads=threads, n_ubatch=n_ubatch)
 
 
+@dataclass
+class Running:
+    """Output while a model runs: the bar of a compilation is taken away first."""
+
+    interrupts: Interrupts
+    progress: Progress
+
+    def say(self, text: str) -> None:
+        """A line on stderr."""
+        self.progress.stop()
+        note(text)
+
+    def emit(self, text: str) -> None:
+        """A piece of the result, at once. Raises KeyboardInterrupt if Ctrl-C was pressed."""
+        self.progress.stop()
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        self.interrupts.check()
+
+
 @contextmanager
-def running(context: Context) -> Iterator[Interrupts]:
+def running(context: Context) -> Iterator[Running]:
     """Inside, Ctrl-C stops the context's run and ends in KeyboardInterrupt, and compiling is shown."""
-    with Interrupts(context) as interrupts, Progress(context.model.backends, interrupts.check):
-        yield interrupts
+    with Interrupts(context) as interrupts, Progress(context.model.backends, interrupts.check) as progress:
+        yield Running(interrupts, progress)
 
 
 def placed(context: Context) -> str:

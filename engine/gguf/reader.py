@@ -194,7 +194,6 @@ class GgufFile:
         _refuse_split(cursor, self.metadata)
         self.alignment = _alignment(cursor, self.metadata)
         self.tensors = _place(cursor, _read_tensors(cursor, n_tensors), self.alignment)
-        memory.madvise(mmap.MADV_DONTNEED)  # what was read of the metadata has been copied
         self._memory: mmap.mmap | None = memory
         self._bytes: NDArray[np.uint8] | None = np.frombuffer(memory, np.uint8)
 
@@ -216,16 +215,19 @@ class GgufFile:
             raise self._closed()
         return self._bytes[info.offset : info.offset + info.nbytes]
 
-    def release(self, name: str) -> None:
-        """Give back the memory of the pages wholly inside a tensor; touched again, they are read again.
+    def release(self, name: str | None = None) -> None:
+        """Give back the memory of the pages wholly inside a tensor, or of all; touched again, they are read again.
 
         Raises:
             GgufError: no tensor has this name.
             ClosedError: the file was closed.
         """
-        info = self._info(name)
         if self._memory is None:
             raise self._closed()
+        if name is None:
+            self._memory.madvise(mmap.MADV_DONTNEED)
+            return
+        info = self._info(name)
         start = -(-info.offset // mmap.PAGESIZE) * mmap.PAGESIZE
         end = (info.offset + info.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
         if end > start:

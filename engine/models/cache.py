@@ -17,6 +17,7 @@ from engine.models.hparams import Hparams
 from engine.tensor import Tensor, leaf
 
 PAD = 256  # attention sees a multiple of this many cells, so that graphs repeat
+N_UBATCH = 512  # tokens of a batch, where nothing else is asked for
 KV_TYPES = ("f16", "f32")
 
 
@@ -55,6 +56,15 @@ class Cells:
     def write(self, positions: np.ndarray) -> None:
         self.position[positions % self.size] = positions
 
+    def holds(self, positions: range) -> bool:
+        """Whether no later token has taken the cell of one of these positions."""
+        wanted = np.asarray(positions, np.int32)
+        return bool((self.position[wanted % self.size] == wanted).all())
+
+    def forget(self, n: int) -> None:
+        """Free the cells of position `n` and later ones."""
+        self.position[self.position >= n] = -1
+
 
 def padded(n: int) -> int:
     return -(-n // PAD) * PAD
@@ -71,7 +81,7 @@ class KvCache:
     def __init__(self, h: Hparams, n_ctx: int, n_ubatch: int, type_k: DType, type_v: DType, homes: list[Backend]) -> None:
         self.h = h
         self.full = _cells(padded(n_ctx), 0)
-        ring = padded(min(n_ctx, h.window + n_ubatch))
+        ring = padded(min(n_ctx, h.window + max(n_ubatch, N_UBATCH)))  # cells are added up in order: one size, the same bits
         self.ring = _cells(ring, h.window)
         self.keys, self.values = [], []
         for il, home in enumerate(homes):
@@ -85,11 +95,6 @@ class KvCache:
     @property
     def nbytes(self) -> int:
         return sum(t.nbytes for t in (*self.keys, *self.values))
-
-    def reset(self) -> None:
-        """Forget every token; the memory keeps what it holds, masked."""
-        self.full.position[:] = -1
-        self.ring.position[:] = -1
 
 
 def _cells(size: int, window: int) -> Cells:

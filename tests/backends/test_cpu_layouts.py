@@ -42,7 +42,7 @@ def test_set_and_get_round_trip(dtype: DType, lanes: int) -> None:
 
 
 @TYPES
-@pytest.mark.parametrize("shape", [(3,), (2, 5, 2), (2, 3, 9, 1), (1, 1, 1, 1), (4, 16, 2), (0, 2), (3, 0, 2)], ids=str)
+@pytest.mark.parametrize("shape", [(3,), (2, 5, 2), (2, 3, 9, 1), (1, 1, 1, 1), (4, 16, 2), (0, 2), (3, 0, 2), (0, 3, 2), (3, 0)], ids=str)
 def test_several_matrices(dtype: DType, shape: tuple[int, ...]) -> None:
     t, data = weight(dtype, *shape)
     buffer = packed(t, 8)

@@ -58,7 +58,7 @@ class PackedBuffer(Buffer):
         row_nbytes = n_blocks * tensor.dtype.nbytes
         if not target.size:
             return
-        matrices = np.ascontiguousarray(data).view(np.uint8).reshape(_n_matrices(tensor), rows, row_nbytes)
+        matrices = np.ascontiguousarray(data).view(np.uint8).reshape(-1, rows, row_nbytes)
         padded = -(-rows // self.lanes) * self.lanes
         for source, out in zip(matrices, target.reshape(len(matrices), padded * row_nbytes), strict=True):
             step = ROWS_A_STEP // self.lanes * self.lanes
@@ -70,14 +70,11 @@ class PackedBuffer(Buffer):
     def get(self, tensor: Tensor) -> np.ndarray:
         target, n_blocks, _ = self._place(tensor)
         rows = tensor.shape[-2] if len(tensor.shape) > 1 else 1
+        if not target.size:
+            return np.empty(0, np.uint8)
         padded = -(-rows // self.lanes) * self.lanes
-        matrices = target.reshape(_n_matrices(tensor), padded * n_blocks * tensor.dtype.nbytes)
-        parts = [deinterleave(m, tensor.dtype, self.lanes, n_blocks)[:rows].reshape(-1) for m in matrices]
-        return np.concatenate([np.empty(0, np.uint8), *parts])
-
-
-def _n_matrices(tensor: Tensor) -> int:
-    return int(np.prod(tensor.shape[:-2], dtype=np.int64))
+        matrices = target.reshape(-1, padded * n_blocks * tensor.dtype.nbytes)
+        return np.concatenate([deinterleave(m, tensor.dtype, self.lanes, n_blocks)[:rows].reshape(-1) for m in matrices])
 
 
 def interleave(rows: np.ndarray, dtype: DType, lanes: int, out: np.ndarray) -> None:

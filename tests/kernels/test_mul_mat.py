@@ -1,0 +1,92 @@
+"""MUL_MAT and QUANTIZE_ROWS: few columns, few rows, permuted operands, shared matrices, empty extents."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.backends.cpu import CpuBackend
+from engine.dtypes import BF16, F16, F32, FLOATS, Q4_K, Q5_K, Q6_K, Q8_0, Q8_X, WEIGHT_BLOCKS, DType
+from engine.errors import ShapeError
+from engine.testing import Example, Layout, check_call, elements, quantize_activations, run_guarded, values
+from kernels import OPS
+
+Array = np.ndarray[Any, Any]
+
+
+def example(dtype: DType, w_shape: tuple[int, ...], x_shape: tuple[int, ...], seed: int, **layouts: Layout) -> Example:
+    rng = np.random.default_rng(seed)
+    w, x = elements(rng.standard_normal(w_shape), dtype), rng.standard_normal(x_shape).astype("f4")
+    return Example.of(OPS["mul_mat"], ("mul_mat", (dtype.name, "f32", "f32")), {"w": w, "x": x}, layouts)
+
+
+@pytest.mark.parametrize("k", [64, 128, 256])
+@pytest.mark.parametrize("dtype", [*FLOATS, *(t for t in WEIGHT_BLOCKS if t.block_size == 32)], ids=str)
+def test_few_columns(dtype: DType, k: int, cpu: CpuBackend, run_seed: int) -> None:
+    """Two columns with k = 64 or 128 have run over memory elsewhere."""
+    for n in range(1, 10):
+        check_call(cpu, example(dtype, (16, k), (n, k), run_seed + n))
+
+
+@pytest.mark.parametrize("m", [1, 2, 3, 5, 16, 17])
+@pytest.mark.parametrize("dtype", [Q4_K, Q5_K, Q6_K], ids=str)
+def test_few_rows(dtype: DType, m: int, cpu: CpuBackend, run_seed: int) -> None:
+    for memory in (None, cpu.packed):
+        check_call(cpu, example(dtype, (m, 256), (3, 256), run_seed), weights=memory)
+
+
+@pytest.mark.parametrize("axes", [(0, 2, 1, 3), (0, 1, 3, 2), (0, 3, 2, 1)], ids=str)
+@pytest.mark.parametrize("operand", ["w", "x"])
+@pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=str)
+def test_permuted_operands(dtype: DType, operand: str, axes: tuple[int, ...], cpu: CpuBackend, run_seed: int) -> None:
+    layout = Layout(axes, (1, 1, 1, 1), (0, 0, 0, 0), 0)
+    check_call(cpu, example(dtype, (2, 3, 5, 256), (2, 3, 4, 256), run_seed, **{operand: layout}))
+
+
+@pytest.mark.parametrize("dtype", [F32, Q8_0, Q4_K], ids=str)
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "packed"])
+def test_batches_share_matrices(dtype: DType, packed: bool, cpu: CpuBackend, run_seed: int) -> None:
+    """Grouped heads: matrix a // ratio, in memory of either layout, whatever the number of rows."""
+    for m in (1, 5, cpu.table.lanes, cpu.table.lanes + 1):
+        check_call(cpu, example(dtype, (2, 2, m, 256), (4, 6, 3, 256), run_seed), weights=cpu.packed if packed else None)
+
+
+@pytest.mark.parametrize(("w_shape", "x_shape"), [((0, 64), (3, 64)), ((5, 64), (0, 64)), ((5, 0), (3, 0)), ((1, 1, 5, 64), (0, 1, 3, 64)),
+                                                  ((0, 1, 5, 64), (0, 1, 3, 64)), ((1, 0, 5, 64), (2, 0, 3, 64))])
+@pytest.mark.parametrize("dtype", [F32, Q8_0], ids=str)
+def test_empty_extents(dtype: DType, w_shape: tuple[int, ...], x_shape: tuple[int, ...], cpu: CpuBackend) -> None:
+    got = check_call(cpu, example(dtype, w_shape, x_shape, 0))
+    assert not got.any()
+
+
+@pytest.mark.parametrize(("w_shape", "x_shape"), [((2, 5, 64), (3, 4, 64)), ((0, 5, 64), (3, 4, 64))])
+def test_batches_that_cannot_share_are_refused(w_shape: tuple[int, ...], x_shape: tuple[int, ...], cpu: CpuBackend) -> None:
+    with pytest.raises(ShapeError, match="not shared evenly"):
+        run_guarded(cpu, example(F32, w_shape, x_shape, 0))
+
+
+@pytest.mark.parametrize("dtype", [F32, F16, Q8_0, Q6_K], ids=str)
+def test_a_long_sum(dtype: DType, cpu: CpuBackend, run_seed: int) -> None:
+    check_call(cpu, example(dtype, (3, 8192), (2, 8192), run_seed))
+
+
+@pytest.mark.parametrize("exponent", [-30, -20, 0, 20, 37])
+def test_quantized_activations_are_within_half_a_step(exponent: int, cpu: CpuBackend, run_seed: int) -> None:
+    """Independent of how codes are laid out: each value is off by no more than half the block's scale, and four roundings."""
+    x = (np.random.default_rng(run_seed).uniform(-1, 1, (4, 96)) * 10.0**exponent).astype("f4")
+    got, guards = run_guarded(cpu, Example.of(OPS["quantize_rows"], ("quantize_rows", ("f32", "q8_x")), {"x": x}))
+    assert guards.intact and got.tobytes() == quantize_activations(x).tobytes()
+    d = np.repeat(got["d"][..., 0].astype("f8"), 32, -1)
+    assert (np.abs(values(got, Q8_X) - x) <= d / 2 + 4 * 2.0**-24 * np.abs(x)).all()
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
+def test_what_is_no_number_reaches_the_whole_column(poison: float, cpu: CpuBackend, run_seed: int) -> None:
+    made = example(Q8_0, (5, 64), (3, 64), run_seed)
+    x = made.operands["x"].copy()
+    x[1, 40] = poison
+    for memory in (None, cpu.packed):
+        got = check_call(cpu, made.with_data(x=x), weights=memory)
+        assert np.isnan(got[1]).all() and np.isfinite(got[[0, 2]]).all()
