@@ -275,8 +275,10 @@ def as_table(found: Mapping[str, Any]) -> str:
     first = found["files"][0]
     m, peer = first["machine"], first["peer"]
     head = ["model", "test", "Lanewise t/s", "llama.cpp t/s", "its -fa", "ratio (rounds)", "share of memory reads, ours / its"]
-    lines = [table(head, rows), "", f"{m['cpu_info']}, {m['n_threads']} threads, reads {first['read_gb_s']:.1f} GB/s; medians of "
-             f"{found['rounds']} rounds; commit {m['build_commit']}, {m['versions']}; {peer['version']} ({peer['system_info']}); {found['date']}"]
+    lines = [table(head, rows), "",
+             f"{m['cpu_info']}, {m['n_threads']} threads, reads {first['read_gb_s']:.1f} GB/s; medians of "
+             f"{found['rounds']} rounds; commit {m['build_commit']}, {m['versions']}; {found['date']}",
+             f"{peer['version']}: {peer['system_info']}"]
     if found["busy"]:
         lines.append(f"\nThe machine was not idle, so these figures prove nothing: {'; '.join(found['busy'])}")
     return "\n".join(lines)

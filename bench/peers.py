@@ -69,10 +69,12 @@ class Engine:
 
 
 def serve(facts: Mapping[str, Any], answer: Answer) -> None:
-    """The other end: say that we are ready, then answer until the asker goes."""
-    print(json.dumps(facts), flush=True)
-    for line in sys.stdin:
-        print(json.dumps(answer(json.loads(line))), flush=True)
+    """The other end: say that we are ready, then answer until the asker goes. What libraries print goes to stderr."""
+    with os.fdopen(os.dup(1), "w") as out:
+        os.dup2(2, 1)
+        print(json.dumps(facts), file=out, flush=True)
+        for line in sys.stdin:
+            print(json.dumps(answer(json.loads(line))), file=out, flush=True)
 
 
 class Watch:

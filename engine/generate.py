@@ -70,14 +70,12 @@ class Generation:
         self._pieces = self._run()
 
     def _ids(self, prompt: str | Sequence[int], add_special: bool) -> list[int]:
-        if not len(prompt) and not self.context.n_past:
-            raise ContextError("the prompt is empty: give some text, or at least one token")
         if isinstance(prompt, str):
             bos = self.model.tokenizer.bos_token
             ids = self.model.tokenize(prompt, add_special=add_special and not (bos and prompt.startswith(bos)))
         else:
             ids = [int(t) for t in prompt]
-        if not ids and not self.context.n_past:
+        if not ids or not len(prompt):  # a begin token alone is no prompt
             raise ContextError("the prompt is empty: give some text, or at least one token")
         return ids
 
@@ -85,8 +83,8 @@ class Generation:
         room = self.context.n_ctx - self.context.n_past
         if len(self.prompt_tokens) >= room:
             used = f" ({self.context.n_past} are used already)" if self.context.n_past else ""
-            raise ContextError(f"the prompt has {len(self.prompt_tokens)} tokens, the context holds {self.context.n_ctx}{used} and one must be "
-                               "left to generate: shorten it, or use a larger context (-c)")
+            raise ContextError(f"the prompt has {len(self.prompt_tokens)} tokens, the context holds {self.context.n_ctx}{used} and one "
+                               "must be left to generate: shorten it, or use a larger context (-c)")
 
     def __iter__(self) -> Iterator[str]:
         return self
@@ -97,10 +95,9 @@ class Generation:
     def _run(self) -> Iterator[str]:
         context, history = self.context, list(self.prompt_tokens)
         logits = self._prompt()
+        if self.max_tokens == 0:
+            self._finish("length")
         while not self.finish_reason:
-            if 0 <= self.max_tokens <= len(self.tokens):
-                self._finish("length")
-                break
             token = self.sampler.sample(logits, history)
             if token in self.model.tokenizer.end_ids and not self.ignore_end:
                 self._finish("stop")
@@ -111,10 +108,11 @@ class Generation:
                 yield piece
             if self.finish_reason:
                 break
-            if context.n_past >= context.n_ctx:
+            if len(self.tokens) == self.max_tokens:
+                self._finish("length")
+            elif context.n_past >= context.n_ctx:
                 self._finish("context")
-                break
-            if len(self.tokens) != self.max_tokens:
+            else:
                 logits = self._next(token)
         if tail := self._flush():
             yield tail

@@ -72,6 +72,8 @@ class Contract:
 def _operands(text: str) -> Iterator[Operand]:
     end = 0
     for m in _OPERAND.finditer(text):
+        if text[end : m.start()].strip() != ("," if end else ""):
+            break
         dims = tuple(int(d) if d.strip().isdigit() else d.strip() for d in m[3].split(",") if d.strip())
         yield Operand(m[1], dims, bool(m[2]))
         end = m.end()
@@ -291,6 +293,7 @@ class Op:
         tensors = dict(zip((o.name for o in operands), srcs, strict=True))
         merged = MappingProxyType({**self.params, **params})
         if self.contract.writes:
+            self.match(tensors)
             target = tensors[self.contract.result.name]
             assert target is not None
             node = Tensor(target.dtype, target.shape, name=name, op=self, srcs=srcs, params=merged, strides=target.strides, view_of=target)

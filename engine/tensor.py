@@ -136,6 +136,8 @@ class Tensor:
     def __getitem__(self, index: Any) -> Tensor:
         """VIEW by slices and integers, as NumPy's basic indexing (steps of 1 or more; the last dimension of blocks stays whole)."""
         parts = index if isinstance(index, tuple) else (index,)
+        if len(parts) > len(self.shape):
+            raise ShapeError(f"view: '{self.name}' was given {len(parts)} indexes and has {len(self.shape)} dimensions")
         shape, strides, offset = [], [], 0
         for d, (n, step) in enumerate(zip(self.shape, self.strides, strict=True)):
             part = parts[d] if d < len(parts) else slice(None)
@@ -171,6 +173,8 @@ class Tensor:
     def transpose(self) -> Tensor:
         """TRANSPOSE: the last two dimensions change places."""
         n = len(self.shape)
+        if n < 2:
+            raise ShapeError(f"transpose: '{self.name}' has 1 dimension, 2 or more are needed")
         out = self.permute(*range(n - 2), n - 1, n - 2)
         out.op, out.name = TRANSPOSE, f"{self.name} (transposed)"
         return out

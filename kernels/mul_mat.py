@@ -3,9 +3,9 @@
 Quantised products use integer dot products of bytes, on interleaved weights one output row a lane. A column's bits do not depend on how
 many columns run with it: every variant adds up blocks in the same order.
 
-Note [planes]: one plane of 8 bits for activations is not enough. On a 135M model it moves logits by an NMSE of 2e-4 to 1e-2, at random: which
-way a value is rounded depends on the last bit of what came before, so another SIMD width gives other tokens. A second plane for the rest
-brings that to 1e-6, and the same tokens come out on every CPU; decoding reads the same weights and is hardly slower.
+Note [planes]: one plane of 8 bits for activations is not enough. On a 135M model it moves logits by an NMSE of 2e-4 to 1e-2, at random:
+which way a value is rounded depends on the last bit of what came before, so another SIMD width gives other tokens. A second plane for the
+rest brings that to 1e-6, and the same tokens come out on every CPU; decoding reads the same weights and is hardly slower.
 """
 
 # ruff: noqa: F821

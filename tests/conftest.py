@@ -42,8 +42,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Before Hypothesis' own plugin looks at its seed. Parallel workers get seed and cache from the process that started them."""
     settings.load_profile(profile())
-    options = config.option  # workers start from these values
-    if options.lanewise_seed is None:
+    options = config.option
+    if "lanewise_seed" in getattr(config, "workerinput", {}):
+        options.lanewise_seed = config.workerinput["lanewise_seed"]  # type: ignore[attr-defined]
+    elif options.lanewise_seed is None:
         options.lanewise_seed = random.SystemRandom().randrange(2**32)
     if getattr(options, "hypothesis_seed", None) is None:
         options.hypothesis_seed = str(options.lanewise_seed)
@@ -51,6 +53,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if CACHE not in os.environ:
         config.stash[OWN_CACHE] = Path(tempfile.mkdtemp(prefix="lanewise-tests-"))
         os.environ[CACHE] = str(config.stash[OWN_CACHE])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Runs where parallel workers are started."""
+    node.workerinput["lanewise_seed"] = node.config.option.lanewise_seed
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

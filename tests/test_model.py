@@ -78,8 +78,11 @@ def test_the_length_of_a_context_is_the_models_own_by_default(model: Model) -> N
         assert context.n_ctx == model.hparams.n_ctx_train == 512
 
 
-@pytest.mark.parametrize("options", [{"n_ctx": -1}, {"n_ctx": 2.5}, {"n_ctx": 1 << 31}, {"n_ubatch": 0}, {"n_ubatch": -3}, {"kv_type": "q4_0"},
-                                     {"kv_type_k": "f64"}], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [{"n_ctx": -1}, {"n_ctx": 2.5}, {"n_ctx": 1 << 31}, {"n_ubatch": 0}, {"n_ubatch": -3}, {"kv_type": "q4_0"}, {"kv_type_k": "f64"}],
+    ids=str,
+)
 def test_impossible_contexts_are_refused(model: Model, options: dict[str, object]) -> None:
     with pytest.raises(ContextError):
         model.context(**options).close()  # type: ignore[arg-type]
@@ -253,8 +256,13 @@ def test_a_closed_model_says_so(path: Path) -> None:
         context = opened.context(64)
         context.decode([1])
     opened.close()
-    uses: list[Callable[[], object]] = [opened.context, lambda: opened.generate("a"), lambda: opened.tokenize("a"), lambda: opened.detokenize([1]),
-                                        lambda: opened.chat([{"role": "user", "content": "a"}])]  # fmt: skip
+    uses: list[Callable[[], object]] = [
+        opened.context,
+        lambda: opened.generate("a"),
+        lambda: opened.tokenize("a"),
+        lambda: opened.detokenize([1]),
+        lambda: opened.chat([{"role": "user", "content": "a"}]),
+    ]
     for use in uses:
         with pytest.raises(ClosedError, match="tiny.gguf is closed"):
             use()
@@ -295,8 +303,11 @@ def test_loading_and_closing_gives_memory_and_threads_back(tmp_path: Path) -> No
     for name in [k for k in keys if k.startswith("tokenizer.ggml.")]:
         keys[name] = None if name != "tokenizer.ggml.model" else "none"
     large = tmp_path / "large.gguf"
-    write_tiny_model(large, {k: v for k, v in made.items() if k not in ("token_embd.weight", "output.weight")} | big,
-                     **{k.replace(".", "__"): v for k, v in keys.items()})  # fmt: skip
+    write_tiny_model(
+        large,
+        {k: v for k, v in made.items() if k not in ("token_embd.weight", "output.weight")} | big,
+        **{k.replace(".", "__"): v for k, v in keys.items()},
+    )
     nbytes = large.stat().st_size
     resident, threads = [], []
     for _ in range(10):

@@ -7,10 +7,10 @@
 """
 
 from engine.benchmark.models import ModelRow, ModelTest, bench_model, decode_nbytes, model_type
-from engine.benchmark.ops import CUTS, DERIVED, SUITE, OpCase, OpRow, bench_op, cases, make_data, nmse, values
+from engine.benchmark.ops import CUTS, DERIVED, SUITE, OpCase, OpRow, bench_op, cases, make_data, nmse, prepare, sets_of, values
 from engine.benchmark.roofline import Roofline, draw_roofline, measure_roofline, pyplot
 from engine.benchmark.timing import Machine, Timing, WrongResult, cache_nbytes, compile_seconds, machine, measure
 
 __all__ = ["CUTS", "DERIVED", "SUITE", "Machine", "ModelRow", "ModelTest", "OpCase", "OpRow", "Roofline", "Timing", "WrongResult",
            "bench_model", "bench_op", "cache_nbytes", "cases", "compile_seconds", "decode_nbytes", "draw_roofline", "machine", "make_data",
-           "measure", "measure_roofline", "model_type", "nmse", "pyplot", "values"]
+           "measure", "measure_roofline", "model_type", "nmse", "prepare", "pyplot", "sets_of", "values"]

@@ -338,15 +338,11 @@ def bench_op(backend: Backend, case: OpCase, roofline: Roofline, *, seconds: flo
     """
     data = make_data(case)
     before = compile_seconds([backend])
-    prepared, n_calls, variant = _prepare(backend, case, data, 2 * cache_nbytes() if cold else 0)
+    prepared = prepare(backend, case, data, 2 * cache_nbytes() if cold else 0)
     compiled = compile_seconds([backend]) - before
-
-    def run() -> None:
-        prepared.plan.run()
-        backend.synchronize()
-
-    timing = measure(run, seconds=seconds, least=least, calls=n_calls)
-    error = nmse(case, data, _result(prepared.result))
+    n_calls, variant = prepared.n_calls, prepared.variant
+    timing = measure(prepared.run, seconds=seconds, least=least, calls=n_calls)
+    error = nmse(case, data, prepared.get())
     if not error <= NMSE:
         raise WrongResult(f"{case} on {backend.name}: {variant} gives wrong numbers; their error (NMSE) is {error:.3g} instead of {NMSE:g}")
     call = backend.table.call(prepared.result)
@@ -359,19 +355,24 @@ def bench_op(backend: Backend, case: OpCase, roofline: Roofline, *, seconds: flo
                  share=least_s / median, nmse=error, compile_s=compiled, roofline=roofline)
 
 
-def _prepare(backend: Backend, case: OpCase, data: Mapping[str, Array], cold: int) -> tuple[Prepared, int, str]:
-    """The plan, the calls in it, and the variant that runs."""
+def prepare(backend: Backend, case: OpCase, data: Mapping[str, Array], cold_nbytes: int = 0) -> Prepared:
+    """A plan of as many calls, each on operands of its own, as it takes for these to fill `cold_nbytes` (Note [cold])."""
     places = _places(backend, case)
     one = sum(places[n].nbytes_of(t) for n, t in case.leaves().items())
-    n_calls = max(1, min(MAX_SETS, -(-cold // max(one, 1))))
     nodes = []
-    for _ in range(n_calls):
+    for _ in range(sets_of(one, cold_nbytes)):
         operands = case.leaves()
         for name, t in operands.items():
             usage = "weights" if t.dtype in WEIGHT_BLOCKS else "cache"
-            place(t, places[name].allocate(max(1, places[name].nbytes_of(t)), usage)).buffer.set(t, _bytes(data[name]))  # type: ignore[union-attr]
+            place(t, places[name].allocate(max(1, places[name].nbytes_of(t)), usage))
+            buffer_of(t).set(t, np.ascontiguousarray(data[name]).reshape(-1).view(np.uint8))
         nodes.append(case.node(operands))
-    return plan_of(backend, nodes), n_calls, backend.require(nodes[-1]).variant
+    return plan_of(backend, nodes)
+
+
+def sets_of(nbytes: int, cold_nbytes: int) -> int:
+    """How many sets of operands of `nbytes` a plan should have."""
+    return max(1, min(MAX_SETS, -(-cold_nbytes // max(nbytes, 1))))
 
 
 def _places(backend: Backend, case: OpCase) -> dict[str, BufferType]:
@@ -383,16 +384,6 @@ def _places(backend: Backend, case: OpCase) -> dict[str, BufferType]:
         own = [m for m in backend.weight_types if m.layout_of(t.dtype) != "plain" and backend.supports(node, {t: m})]
         found[name] = own[0] if own and t.dtype in WEIGHT_BLOCKS else memory_of(backend)
     return found
-
-
-def _bytes(stored: Array) -> Array:
-    return np.ascontiguousarray(stored).reshape(-1).view(np.uint8)
-
-
-def _result(t: Tensor) -> Array:
-    """The stored elements of a result."""
-    blocks = t.shape[-1] // t.dtype.block_size
-    return buffer_of(t).get(t).view(t.dtype.numpy).reshape(*t.shape[:-1], blocks)
 
 
 def _read_nbytes(call: Call) -> int:

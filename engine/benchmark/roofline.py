@@ -102,13 +102,7 @@ def _filled(backend: Backend, data: np.ndarray) -> Tensor:
 
 def _least(backend: Backend, nodes: Sequence[Tensor], seconds: float) -> float:
     """The shortest run of these nodes: a ceiling is what was reached once."""
-    plan = plan_of(backend, nodes).plan
-
-    def run() -> None:
-        plan.run()
-        backend.synchronize()
-
-    return measure(run, seconds=seconds).best
+    return measure(plan_of(backend, nodes).run, seconds=seconds).best
 
 
 # -- a picture --------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The same bits: for any number of threads, on repeated runs, and however a prompt is cut. Quantised weights, so that rounding would show."""
+"""The same bits: for any number of threads, on repeated runs, however a prompt is cut. Quantised weights, so that rounding would show."""
 
 from __future__ import annotations
 
@@ -13,14 +13,24 @@ from float64_models import GEMMA, LLAMA, Small, weights, write
 from engine.model import Context, Model
 from engine.runtime import load
 
-TYPES = {"attn_q": "q4_1", "attn_k": "q5_0", "attn_v": "q8_0", "attn_output": "q4_k", "ffn_gate": "q5_k", "ffn_up": "q6_k", "ffn_down": "q4_0",
-         "token_embd": "q8_0"}  # fmt: skip
+TYPES = {
+    "attn_q": "q4_1",
+    "attn_k": "q5_0",
+    "attn_v": "q8_0",
+    "attn_output": "q4_k",
+    "ffn_gate": "q5_k",
+    "ffn_up": "q6_k",
+    "ffn_down": "q4_0",
+    "token_embd": "q8_0",
+}
 WIDE = {"n_embd": 256, "n_ff": 512, "head_k": 64, "head_v": 64, "n_rot": 64, "n_vocab": 160}
 SMALL = {"llama": replace(LLAMA, **WIDE), "gemma3": replace(GEMMA, **WIDE)}
 IDS = np.random.default_rng(7).integers(0, 160, 600).tolist()
 
 
-@pytest.fixture(scope="module", params=[(a, f) for a in SMALL for f in (True, False)], ids=lambda p: f"{p[0]}-{'flash' if p[1] else 'composed'}")
+@pytest.fixture(
+    scope="module", params=[(a, f) for a in SMALL for f in (True, False)], ids=lambda p: f"{p[0]}-{'flash' if p[1] else 'composed'}"
+)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
     name, flash = request.param
     s: Small = SMALL[name]

@@ -1,4 +1,4 @@
-"""Both architectures against a float64 forward pass: every switch of the graph builders, sliding windows past the ring, batches cut anyhow."""
+"""Both architectures against a float64 forward pass: every switch of the builders, sliding windows past the ring, batches cut anyhow."""
 
 from __future__ import annotations
 
@@ -62,8 +62,12 @@ def test_logits_are_those_of_float64(name: str, flash: bool, tmp_path: Path) -> 
 @pytest.mark.parametrize("kind", ["f16", "bf16"])
 def test_half_precision_weights(kind: str, tmp_path: Path) -> None:
     s = replace(LLAMA, is_tied=False)
-    held = write(tmp_path / "small.gguf", s, weights(s), dict.fromkeys(
-        ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down", "token_embd", "output"), kind))
+    held = write(
+        tmp_path / "small.gguf",
+        s,
+        weights(s),
+        dict.fromkeys(("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down", "token_embd", "output"), kind),
+    )
     ids = ids_of(s, 30)
     with load(tmp_path / "small.gguf", devices="none") as model, model.context(64, kv_type="f32") as context:
         assert nmse(context.decode(ids, logits="all"), forward(s, held, ids)) < LIMIT
