@@ -6,7 +6,7 @@
 
 ggml comes from the wheel `libggml-python` (`pip install libggml-python`; or --ggml FOLDER names its `lib64`), with weights as files hold
 them and in its own repacked layout; the better of both counts. Without it NumPy is the only peer. NumPy multiplies float32 weights that
-were dequantised before. Operands come from memory in every engine: see Note [cold] in engine/benchmark/ops.py. The wheel is built for AVX2; on
+were dequantised before. Operands come from memory in every engine (Note [cold] in engine/benchmark/ops.py). The wheel is built for AVX2; on
 a CPU with more, LANEWISE_LANES=8 keeps our vectors to the same width.
 """
 
@@ -126,7 +126,7 @@ def with_numpy(threads: int) -> tuple[dict[str, Any], Answer]:
 
 
 def with_ggml(threads: int, folder: Path, repack: bool) -> tuple[dict[str, Any], Answer]:
-    from ggml import OPERANDS, Library, Prepared
+    from ggml_ops import OPERANDS, Library, Prepared
 
     lib = Library(folder, threads)
 

@@ -37,7 +37,7 @@ def _require_own_kernels() -> None:
     own = Path(__file__).resolve().parent.parent / "kernels"
     if own not in places:
         where = places[0] if places else "nowhere"
-        raise ImportError(f"Lanewise's package `kernels` is hidden: Python finds {where} instead of {own}; uninstall the other distribution")
+        raise ImportError(f"Lanewise's package `kernels` is hidden: Python finds {where} instead of {own}; uninstall the other one")
 
 
 _require_own_kernels()

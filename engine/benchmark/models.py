@@ -107,9 +107,9 @@ def bench_model(context: Context, test: ModelTest, *, repetitions: int = 5, warm
     """
     model, started = context.model, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     compiled = compile_seconds(model.backends)
-    runner = _Runner(context, n_batch, np.random.default_rng(seed))
+    runner = _Runner(context, n_batch, seed)
     if warmup:
-        runner.at(0)
+        runner.at(test.n_depth)
         runner.feed(test.n_prompt)
         runner.feed_singly(min(1, test.n_gen))
     samples = []
@@ -133,14 +133,14 @@ class _Runner:
 
     context: Context
     n_batch: int
-    rng: np.random.Generator
+    seed: int
     logits: Array = field(default_factory=lambda: np.zeros(0, np.float32))
     _tokens: dict[int, Array] = field(default_factory=dict)
 
     def tokens(self, n: int) -> Array:
         """Ids of the same `n` tokens each time; the first is the begin token where the model wants one."""
         if n not in self._tokens:
-            ids = self.rng.integers(0, self.context.model.hparams.n_vocab, n)
+            ids = np.random.default_rng([self.seed, n]).integers(0, self.context.model.hparams.n_vocab, n)
             tokenizer = self.context.model.tokenizer
             if n and tokenizer.add_bos and tokenizer.bos_id is not None:
                 ids[0] = tokenizer.bos_id

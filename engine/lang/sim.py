@@ -26,10 +26,10 @@ from typing import Any
 
 import numpy as np
 
-from engine import binding
-from engine.binding import Binding
 from engine.dtypes import F32, NUMPY_UNIT, UNIT_NBYTES, DType, Field, to_bf16
 from engine.errors import KernelError
+from engine.lang import binding
+from engine.lang.binding import Binding
 from engine.lang.function import Function
 from engine.lang.rules import VALUE
 from engine.lang.words import DECODERS

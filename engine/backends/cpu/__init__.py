@@ -14,7 +14,7 @@ from engine.backends.cpu.features import features
 from engine.backends.cpu.layouts import PackedBufferType
 from engine.backends.cpu.plan import CpuPlan, Launch, build
 from engine.backends.cpu.team import Native, Team, allowed_threads, thread_count
-from engine.binding import bind
+from engine.lang.binding import bind
 from engine.op import Op, Step
 from engine.rewrite import insert_conversions
 from engine.settings import settings

@@ -12,7 +12,7 @@ from engine.backend import Plan, aligned_zeros
 from engine.backends.cpu.compile import Compiler, Request
 from engine.backends.cpu.team import Team
 from engine.backends.cpu.words import Features
-from engine.binding import Binding
+from engine.lang.binding import Binding
 from engine.op import Step
 from engine.tensor import Tensor
 
