@@ -59,7 +59,7 @@ class SimBackend(Backend):
 
     def _launch(self, step: Step) -> tuple[Call, Variant]:
         call = self.table.call(step)
-        row, why = self.table.lookup(call)
+        row, why = self.table.lookup(call, self.table.forced.get(step.out))
         if not isinstance(row, KernelRow):
             reason = why if row is None else f"{row.name}: the conversion has not been inserted; use optimize()"
             raise UnsupportedOp(step.out.name, step.op.name, call.types, {self.name: reason})

@@ -7,6 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import engine
 from engine.backend import HOST, DeviceType, HostBuffer, KernelRow, place
 from engine.backends.sim import SimBackend
 from engine.dtypes import F32, Q4_1, Q8_X
@@ -32,6 +33,7 @@ from engine.lang.words import (
 )
 from engine.op import Op, Step
 from engine.tensor import Tensor, leaf
+from kernels.mul_mat import mul_mat as real_mul_mat
 
 
 def double(r, x, y, n):
@@ -186,3 +188,11 @@ def test_a_faulty_kernel_raises_when_it_runs() -> None:
     node = FAULTY(filled(leaf(F32, (1, 4), "x"), np.ones((1, 4), np.float32)))
     with pytest.raises(KernelError, match="index 4 is out of range, the extent is 4"):
         run(SimBackend(OPS), node)
+
+
+def test_a_forced_variant_runs_or_is_refused() -> None:
+    w, x = np.ones((3, 32), np.float32), np.ones((2, 32), np.float32)
+    node = real_mul_mat(engine.array(engine.quantize(w, "q8_0"), "q8_0"), engine.array(x))
+    with pytest.raises(UnsupportedOp, match="mul_mat_rows: operand w lies plain"):
+        engine.compute(node, device="sim", variant="mul_mat_rows")
+    np.testing.assert_allclose(engine.compute(node, device="sim", variant="mul_mat_along_k"), 32, rtol=1e-4)
