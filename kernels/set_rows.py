@@ -8,7 +8,7 @@ reads 32 keys of one dimension side by side, whatever LANES is.
 import numpy as np
 
 from engine.dtypes import F16, F32, I32, I64
-from engine.lang.words import index, lanes
+from engine.lang.words import LANES, index, lanes, span
 from engine.op import op
 
 
@@ -33,6 +33,15 @@ def set_keys(r, h, x, ids, y, d):
     cell = index(ids[r])
     for i in lanes(d):
         y[h, cell // 32, i, cell % 32] = x[r, h, i]
+
+
+@set_keys.variant("r/LANES h", types={"ids": (I32,)}, when=lambda call: None if call["r"] >= call.lanes else f"only {call['r']} rows")
+def set_keys_tile(tile, h, x, ids, y, r, d):
+    """Lanes are rows: neighbouring keys share cache lines, which are written while they are at hand."""
+    with span(tile * LANES, r) as row:
+        cell = ids[row]
+        for i in range(d):
+            y[h, cell // 32, i, cell % 32] = x[row, h, i]
 
 
 @set_keys.reference

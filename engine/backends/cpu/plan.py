@@ -17,7 +17,7 @@ from engine.op import Step
 from engine.tensor import Tensor
 
 LAUNCH_WORDS = 16  # Note [plan] in walker.py
-MAX_PIECES = 256
+MAX_PIECES, FEW_PIECES, MANY_GROUPS = 64, 16, 512  # a piece has a bit of a word; few cost less where there are few groups
 SMALL_WORK = 40_000
 Range = tuple[int, int]
 
@@ -69,7 +69,7 @@ def build(launches: Sequence[Launch], compiler: Compiler, team: Callable[[], Tea
         block = parameter_block(one.binding, scratch)
         blocks.append(block)
         n = one.binding.n_groups
-        row[:4] = address, block.ctypes.data, n, -(-n // MAX_PIECES)
+        row[:4] = address, block.ctypes.data, n, min(n, FEW_PIECES if n < MANY_GROUPS else MAX_PIECES)
     mark_phases(words.reshape(-1, LAUNCH_WORDS), launches, scratch)
     return CpuPlan(team, list(launches), words, blocks, scratch)
 

@@ -18,7 +18,7 @@ from engine.errors import ClosedError, InterruptedRun, SettingError
 
 MAX_THREADS = 1024
 _I = ctypes.c_int64
-_PROTOTYPES = {"walk": ctypes.CFUNCTYPE(_I, _I, _I), "work": ctypes.CFUNCTYPE(_I, _I, _I, _I, _I),
+_PROTOTYPES = {"walk": ctypes.CFUNCTYPE(_I, _I, _I, _I), "work": ctypes.CFUNCTYPE(_I, _I, _I, _I, _I),
                "begin": ctypes.CFUNCTYPE(_I, _I, _I, _I)}
 _LINE = 8  # words of a cache line
 _STOP, _ABORT, _TRACE, _PARKED = 3 * _LINE, 6 * _LINE, 8 * _LINE, 10 * _LINE
@@ -110,9 +110,9 @@ class Team:
             except BaseException:  # Ctrl-C just here: if the run has begun, the workers wait for this thread
                 if job[0] != runs:
                     self._wake_parked()
-                    self.native.walk(at, self.n_threads)
+                    self.native.walk(at, 0, self.n_threads)
                 raise
-            if self.native.walk(at, self.n_threads):
+            if self.native.walk(at, 0, self.n_threads):
                 raise InterruptedRun("the run was interrupted")
 
     def _wake_parked(self) -> None:

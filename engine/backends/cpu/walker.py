@@ -1,14 +1,14 @@
 """The executor's native part, compiled by Numba into C-callable functions: a team of threads walks a plan.
 
-Note [plan]: a launch is 16 words of 8 bytes: entry, parameter block, groups, groups a piece, time of its end, chain, barrier, phase; word
-8, in a cache line of its own, is the counter from which threads take pieces. A chain of c small launches is run by one thread, one after
+Note [plan]: a launch is 16 words of 8 bytes: entry, parameter block, groups, most pieces, time of its end, chain, barrier, phase; word
+8, in a cache line of its own, has a bit for each piece that was taken. A chain of c small launches is run by one thread, one after
 the other; its head has chain = c. Launches that do not depend on each other form a phase: only the last one has barrier = 1, and phase =
 the number of launches before it that belong to it. A traced run has a barrier after every launch.
 
 Note [job]: one word a cache line: run number, plan, launches, stop, arrivals at the barrier, its turn, abort, stopped (the number of the
 run that was aborted), trace; then one `parked` word for each thread.
 
-A piece depends on shapes alone, never on the number of threads, so results have the same bits for any team.
+Groups depend on shapes alone and no group reads what another writes, so results have the same bits however they are shared out.
 """
 
 # mypy: ignore-errors
@@ -55,6 +55,16 @@ def add(typing: Any, address: Any, value: Any) -> Any:
 
     def code(context: Any, b: Any, sig: Any, args: Any) -> Any:
         return b.atomic_rmw("add", b.inttoptr(args[0], _PTR), args[1], "seq_cst")
+
+    return types.int64(types.int64, types.int64), code
+
+
+@intrinsic
+def claim(typing: Any, address: Any, bit: Any) -> Any:
+    """Atomic: sets a bit and gives the word before."""
+
+    def code(context: Any, b: Any, sig: Any, args: Any) -> Any:
+        return b.atomic_rmw("or", b.inttoptr(args[0], _PTR), args[1], "seq_cst")
 
     return types.int64(types.int64, types.int64), code
 
@@ -122,12 +132,17 @@ def barrier(job, launch, phase, n_threads):
 
 
 @njit(nogil=True, error_model="numpy", forceinline=True)
-def take_pieces(launch):
-    entry, params, n_groups, piece = load(launch), load(launch + 8), load(launch + 16), load(launch + 24)
-    begin = add(launch + 64, piece)
-    while begin < n_groups:
-        call(entry, params, begin, min(begin + piece, n_groups))
-        begin = add(launch + 64, piece)
+def take_pieces(launch, tid, n_threads):
+    """Pieces are neighbouring groups, claimed by a bit each. A thread begins at its own share and goes on in order, so that it reads memory
+    in order, then helps the others."""
+    entry, params, n_groups, most = load(launch), load(launch + 8), load(launch + 16), load(launch + 24)
+    n_pieces = min(most, max(16, 4 * n_threads))
+    at = tid * n_pieces // n_threads
+    for _ in range(n_pieces):
+        bit = 1 << at
+        if load(launch + 64) & bit == 0 and claim(launch + 64, bit) & bit == 0:
+            call(entry, params, at * n_groups // n_pieces, (at + 1) * n_groups // n_pieces)
+        at = at + 1 if at + 1 < n_pieces else 0
 
 
 @njit(nogil=True, error_model="numpy", forceinline=True)
@@ -138,7 +153,7 @@ def take_chain(launch, chain):
             call(load(at), load(at + 8), 0, load(at + 16))
 
 
-def walk(job, n_threads):
+def walk(job, tid, n_threads):
     """Run the job's plan as one thread of the team; gives 1 if it was aborted between two launches."""
     run, launch, n, traced = load(job + RUN), load(job + PLAN), load(job + N), load(job + TRACE)
     end = launch + n * LAUNCH_WORDS * 8
@@ -148,7 +163,7 @@ def walk(job, n_threads):
             take_chain(launch, chain)
             launch += (chain - 1) * LAUNCH_WORDS * 8
         else:
-            take_pieces(launch)
+            take_pieces(launch, tid, n_threads)
         if traced != 0:
             barrier(job, launch, 0, n_threads)
         elif load(launch + 48) != 0:
@@ -182,7 +197,7 @@ def work(job, seen, tid, n_threads):
         seen = load(job + RUN)
         if load(job + STOP) != 0:
             return -1
-        walk_native(job, n_threads)
+        walk_native(job, tid, n_threads)
 
 
 def begin(job, plan, n):
@@ -196,4 +211,4 @@ def begin(job, plan, n):
 def native() -> dict[str, tuple[Any, Any]]:
     """name -> (function, C signature)."""
     i = types.int64
-    return {"walk": (walk, i(i, i)), "work": (work, i(i, i, i, i)), "begin": (begin, i(i, i, i))}
+    return {"walk": (walk, i(i, i, i)), "work": (work, i(i, i, i, i)), "begin": (begin, i(i, i, i))}
