@@ -17,8 +17,14 @@ def has_rows(call):
     return None
 
 
+def moved(call):
+    """Bytes of the rows that are read, and of the result."""
+    w, y = call.tensors["w"], call.tensors["y"]
+    return y.n_elements // max(1, call["n"]) * w.dtype.row_nbytes(call["n"]) + 4 * y.n_elements
+
+
 @op("w[wa, wb, m, n], ids[a, b, r] -> y[a, b, r, n]", groups="a b r", types={"w": (*FLOATS, *WEIGHT_BLOCKS), "ids": (I32, I64)},
-    check=has_rows, variant={"types": {"w": FLOATS}}, cost_bytes=lambda call: 2 * call.tensors["y"].n_elements * 4)
+    check=has_rows, variant={"types": {"w": FLOATS}}, cost_bytes=moved)
 def get_rows(a, b, r, w, ids, y, n, m, wa, wb):
     row = minimum(maximum(index(ids[a, b, r]), 0), m - 1)
     for i in lanes(n):

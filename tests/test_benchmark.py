@@ -328,6 +328,7 @@ def test_depths_are_computed_once() -> None:
     assert decoded[6:] == [8]
 
 
+@pytest.mark.slow
 def test_a_comparison_of_ops(tmp_path) -> None:
     """NumPy is always there; ggml is compared where its wheel is."""
     result = tmp_path / "result.json"

@@ -293,6 +293,7 @@ def resident_mb(field: str = "VmRSS") -> float:
     return int(found[1]) / 1024
 
 
+@pytest.mark.slow
 def test_loading_and_closing_gives_memory_and_threads_back(tmp_path: Path) -> None:
     """A model of 30 MB, ten times."""
     made = tensors()

@@ -8,7 +8,6 @@ import numpy as np
 
 from engine.backend import HOST, Backend, Device, DeviceType, KernelRow, KernelTable, Plan
 from engine.errors import UnsupportedOp
-from engine.lang import sim
 from engine.op import Call, Op, Step, Variant
 from engine.rewrite import insert_conversions
 from engine.tensor import Tensor
@@ -28,6 +27,8 @@ class SimPlan(Plan):
         self.launches = tuple(launches)
 
     def run(self) -> None:
+        from engine.lang import sim  # a large module, which most processes that look for backends never need
+
         for call, variant in self.launches:
             sim.launch(call, variant, host_memory)
 

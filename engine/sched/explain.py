@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -93,7 +94,7 @@ class Explanation:
         for i, part in enumerate(self.splits):
             copies = f", copies in {_size(part.copied_nbytes)}: " + ", ".join(
                 f"{c.tensor} from {c.source} ({_size(c.nbytes)})" for c in part.copies) if part.copies else ""
-            added = f", added: {', '.join(part.added)}" if part.added else ""
+            added = ", added: " + ", ".join(f"{n} x {op}" for op, n in Counter(part.added).items()) if part.added else ""
             out.append(f"split {i}: {part.backend}, {_count(part.n_nodes, 'node')} in {_count(part.n_steps, 'step')}{added}{copies}")
             out += inside.get(i, [])
         if self.n_views:

@@ -308,6 +308,7 @@ def test_a_hit_needs_no_numba_and_no_typing(tmp_path: Path) -> None:
     assert said(python(ADD, tmp_path)) == "0 False False"
 
 
+@pytest.mark.slow
 def test_several_processes_fill_one_cache(tmp_path: Path) -> None:
     processes = [python(ADD, tmp_path) for _ in range(4)]
     assert all(said(p).split()[0] in ("0", "1") for p in processes)

@@ -18,16 +18,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+import engine
 from engine.backend import HOST, HostBuffer, place
 from engine.backends.cpu import CpuBackend
 from engine.backends.cpu.plan import CpuPlan
 from engine.backends.cpu.team import Native, Team, allowed_threads, thread_count
 from engine.dtypes import F32
 from engine.errors import ClosedError, InterruptedRun, SettingError
+from engine.graph import Graph
 from engine.lang.words import f32, fma
 from engine.op import Op, Step
+from engine.sched.execute import Executable
 from engine.settings import override
 from engine.tensor import Tensor, leaf
+from kernels import OPS
 
 ROOT = Path(__file__).parents[2]
 ROWS = 500
@@ -229,6 +233,7 @@ RACE = """
 
 
 @pytest.mark.parametrize("threads", [2, 8])
+@pytest.mark.slow
 def test_a_run_right_after_an_abort_is_never_mixed_up_with_it(threads: int) -> None:
     script = textwrap.dedent(RACE).format(tests=Path(__file__).parent)
     done = subprocess.run([sys.executable, "-c", script, str(threads)], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True,
@@ -421,3 +426,13 @@ def test_affinity_is_honoured_and_more_threads_than_cores_still_finish() -> None
                           env={**os.environ, "PYTHONPATH": str(ROOT), "LANEWISE_THREADS": "0"}, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split("\n")[:2] == ["1 1", "True"]
+
+
+def test_a_closed_backend_runs_no_plan() -> None:
+    backend = CpuBackend(list(OPS.values()))
+    node = OPS["silu"](engine.array(np.ones(4, np.float32)))
+    with Executable([backend], Graph([node])) as run:
+        run.run()
+        backend.close()
+        with pytest.raises(ClosedError, match="closed"):
+            run.run()

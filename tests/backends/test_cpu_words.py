@@ -237,6 +237,7 @@ def test_limits_of_the_functions(values: dict[str, np.ndarray]) -> None:
 
 
 @FORM
+@pytest.mark.slow
 def test_functions_have_the_same_bits_in_every_form(values: dict[str, np.ndarray], form: Features) -> None:
     some = X[:: max(1, X.size // 50_000)].copy()
     for kernel in (elementary_varying, elementary_uniform):
@@ -906,6 +907,7 @@ def words_of(bytes_: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize(("low", "high"), RANGES)
 @FORM
+@pytest.mark.slow
 def test_dot_products(form: Features, low: int, high: int) -> None:
     for quads in (1, 8):
         x, y = dot_operands(low, high, quads, form.lanes)

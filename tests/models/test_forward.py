@@ -75,6 +75,7 @@ def test_half_precision_weights(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("flash", [True, False], ids=["flash", "composed"])
 @pytest.mark.parametrize("n_ubatch", [3, 64, 512])
+@pytest.mark.slow
 def test_a_window_sees_the_right_tokens_long_after_its_ring_is_full(n_ubatch: int, flash: bool, tmp_path: Path) -> None:
     held = write(tmp_path / "small.gguf", GEMMA, weights(GEMMA))
     ids = ids_of(GEMMA, 1700)

@@ -138,6 +138,7 @@ BOMBS = [
 
 
 @pytest.mark.parametrize("source", BOMBS, ids=lambda s: s[:60])
+@pytest.mark.slow
 def test_blow_ups_are_refused(source):
     with pytest.raises(ChatTemplateError) as caught:
         render(source)

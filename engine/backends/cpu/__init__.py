@@ -14,6 +14,7 @@ from engine.backends.cpu.features import features
 from engine.backends.cpu.layouts import PackedBufferType
 from engine.backends.cpu.plan import CpuPlan, Launch, build
 from engine.backends.cpu.team import Native, Team, allowed_threads, thread_count
+from engine.errors import ClosedError
 from engine.lang.binding import bind
 from engine.op import Op, Step
 from engine.rewrite import insert_conversions
@@ -44,6 +45,7 @@ class CpuBackend(Backend):
         cache = ObjectCache(settings().cache_dir / "kernels", settings().cache_limit_mb << 20)
         self.compiler = Compiler(cache)
         self._native: Native | None = None
+        self._closed = False
         self._teams: dict[int, Team] = {}
 
     @classmethod
@@ -53,6 +55,8 @@ class CpuBackend(Backend):
     @property
     def team(self) -> Team:
         """The team of `n_threads`; teams of other sizes are kept for when they are wanted again."""
+        if self._closed:
+            raise ClosedError("the CPU backend is closed")
         if self.n_threads not in self._teams:
             if self._native is None:
                 self._native = Native(self.compiler.cache)
@@ -91,6 +95,7 @@ class CpuBackend(Backend):
         return build(launches, self.compiler, lambda: self.team, self.features)
 
     def close(self) -> None:
+        self._closed = True
         for team in self._teams.values():
             team.close()
         self._teams.clear()
