@@ -21,6 +21,7 @@ class Settings:
         threads: threads of the CPU team, 0 for all cores this process may use.
         lanes: SIMD width of the CPU target, 0 for the CPU's own (4, 8 or 16).
         portable: use the portable form of every word instead of special instructions.
+        features: the only special instruction sets words may use, with commas; empty for all this CPU has.
         plugins: a folder of plug-in backend modules.
         golden: the folder of golden data the tests compare with.
     """
@@ -30,6 +31,7 @@ class Settings:
     threads: int = 0
     lanes: int = 0
     portable: bool = False
+    features: str = ""
     plugins: Path | None = None
     golden: Path | None = None
 
@@ -43,6 +45,8 @@ def _parse(name: str, kind: str, text: str) -> object:
     variable = f"LANEWISE_{name.upper()}"
     if kind.startswith("Path"):
         return Path(text)
+    if kind == "str":
+        return text
     if kind == "bool":
         if text.lower() not in ("0", "1", "true", "false", "yes", "no", ""):
             raise SettingError(f"{variable}={text!r} is not a truth value: use 0 or 1")

@@ -41,7 +41,7 @@ def test_our_own_folder_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("name", "text", "value"), [
     ("threads", "3", 3), ("threads", "1024", 1024), ("lanes", "4", 4), ("lanes", "16", 16), ("cache_limit_mb", "5", 5),
     ("portable", "1", True), ("portable", "True", True), ("portable", "yes", True), ("portable", "0", False), ("portable", "no", False),
-    ("portable", "", False), ("plugins", "/p", Path("/p")), ("golden", "g", Path("g"))])
+    ("portable", "", False), ("features", "avx2,fma", "avx2,fma"), ("plugins", "/p", Path("/p")), ("golden", "g", Path("g"))])
 def test_values_are_typed(monkeypatch: pytest.MonkeyPatch, name: str, text: str, value: object) -> None:
     monkeypatch.setenv(f"LANEWISE_{name.upper()}", text)
     assert getattr(settings(), name) == value
