@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
-from engine.backends.cpu import features as module
 from engine.backends.cpu.features import features, host_features
 from engine.errors import SettingError
 from engine.settings import override
@@ -13,7 +14,7 @@ from engine.settings import override
 @pytest.mark.parametrize(("names", "lanes"), [({"avx512f", "avx512bw", "avx512vl", "avx2"}, 16), ({"avx512f", "avx2"}, 8), ({"avx2"}, 8),
                                               ({"ssse3"}, 4), (set(), 4)])
 def test_the_width_follows_the_cpu(monkeypatch: pytest.MonkeyPatch, names: set[str], lanes: int) -> None:
-    monkeypatch.setattr(module, "host_features", lambda: frozenset(names))
+    monkeypatch.setattr(sys.modules[features.__module__], "host_features", lambda: frozenset(names))
     with override(lanes=0, portable=False, features=""):
         assert features().lanes == lanes
         assert features().names == names
