@@ -266,11 +266,15 @@ def test_ctrl_c_between_the_start_and_the_walk_leaves_no_worker_behind(cpu: CpuB
 def test_a_real_ctrl_c_reaches_python_when_the_run_is_over(cpu: CpuBackend) -> None:
     chain = Chain(cpu, 60, TOIL, rows=1000)
     timer = threading.Timer(0.03, lambda: os.kill(os.getpid(), signal.SIGINT))
-    timer.start()
-    with pytest.raises(KeyboardInterrupt):
-        chain.plan.run()
-        time.sleep(1)  # if the run was over before the signal came
-    timer.join()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background starts with SIGINT ignored
+    try:
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            chain.plan.run()
+            time.sleep(1)  # if the run was over before the signal came
+        timer.join()
+    finally:
+        signal.signal(signal.SIGINT, before)
     Chain(cpu, 5).check()
 
 
