@@ -81,8 +81,10 @@ def quantize_rows(a, b, n, x, y, n_blocks):
 
 
 def columns_of(call):
-    """Columns in a register tile: as many as there are, up to 8; the last tile may be partial."""
-    return next(c for c in (1, 2, 4, 8) if c >= min(call["n"], 8))
+    """Columns in a register tile: as many as there are, up to 8, or 4 for K-quants, whose scales take registers; the last is partial."""
+    w = call.weight_format
+    most = 4 if w is not None and w.block_size > 32 else 8
+    return next(c for c in (1, 2, 4, 8) if c >= min(call["n"], most))
 
 
 SIZES = {"ra": lambda call: call["a"] // max(call["wa"], 1), "rb": lambda call: call["b"] // max(call["wb"], 1),
