@@ -22,6 +22,8 @@ from engine.dtypes import UNIT_NBYTES, Field
 from engine.lang.tree import Assign, Barrier, Expr, Grid, If, Kernel, Only, Range, Span, Stmt, Store, StoreField, Tiles, Var, ViewType
 from engine.lang.walk import check_function
 
+CACHE_LINE, BLOCKS_AHEAD = 64, 2
+
 
 @dataclass
 class _View:
@@ -143,7 +145,8 @@ class Lower:
     def stmt_Assign(self, s: Assign) -> None:
         var = s.var
         if s.value.type.kind == "block":
-            self.env[var.id] = self.block_place(s.value)
+            place = self.env[var.id] = self.block_place(s.value)
+            self.fetch_ahead(place, s.value)
             return
         value = self.number(s.value) if s.value.type.kind != "span" else self.span(s.value)
         if var.homes == 1 and not var.lane_read:
@@ -316,6 +319,17 @@ class Lower:
         if e.op == "name":
             return self.env[e.data.id]
         return self.place(self.views[e.data], e.args)
+
+    def fetch_ahead(self, place: _Place, block: Expr) -> None:
+        """Ask for the block after the next one of the same rows, where blocks are large: their many instructions leave the core too little
+        room to look ahead by itself. Past the end of the weights this asks for nothing that is used, and never faults."""
+        assert block.type.view is not None
+        if not place.packed or block.type.view.dtype.block_size <= 32:
+            return
+        nbytes = block.type.view.dtype.nbytes * place.packed
+        for line in range(0, nbytes, CACHE_LINE):
+            p = self.b.inttoptr(self.b.add(place.address, ir.Constant(I64, BLOCKS_AHEAD * nbytes + line)), PTR)
+            self.t.call("llvm.prefetch.p0", ir.VoidType(), [p, *(ir.Constant(I32, k) for k in (0, 3, 1))])
 
     @staticmethod
     def field_of(block: Expr, name: str) -> Field:
