@@ -29,12 +29,14 @@ def test_version_loads_nothing_large() -> None:
 
 @pytest.mark.speed
 def test_version_is_quick() -> None:
-    times = []
-    for _ in range(5):
-        started = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "engine", "--version"], check=True, capture_output=True)
-        times.append(time.perf_counter() - started)
-    assert min(times) < 0.2
+    """Beside starting Python itself: absolute times say nothing about another machine."""
+    times: dict[str, list[float]] = {"engine": [], "empty": []}
+    for _ in range(7):
+        for name, command in (("engine", ["-m", "engine", "--version"]), ("empty", ["-c", "import argparse"])):
+            started = time.perf_counter()
+            subprocess.run([sys.executable, *command], check=True, capture_output=True)
+            times[name].append(time.perf_counter() - started)
+    assert min(times["engine"]) < 6 * min(times["empty"])
 
 
 @pytest.mark.parametrize("command", COMMANDS)
