@@ -12,7 +12,7 @@ import numpy as np
 from engine.errors import ContextError
 from engine.model import Context
 from engine.sample import Sampler, SamplerSettings
-from engine.tokenizer import StopStrings, TextStream
+from engine.tokenizer import NoTokenizer, StopStrings, TextStream
 
 FinishReason = Literal["", "stop", "length", "context", "interrupted"]
 
@@ -64,8 +64,8 @@ class Generation:
         self.text = ""
         self.finish_reason: FinishReason = ""
         self.timings = Timings(load_s=self.model.load_s)
-        text_based = bool(self.model.tokenizer.vocab.tokens) if hasattr(self.model.tokenizer, "vocab") else False
-        self._stream = TextStream(self.model.tokenizer) if text_based else None
+        tokenizer = self.model.tokenizer
+        self._stream = None if isinstance(tokenizer, NoTokenizer) else TextStream(tokenizer)
         self._stops = StopStrings([s for s in stop if s])
         self._pieces = self._run()
 
