@@ -86,6 +86,10 @@ class Keys:
             raise ModelError(f"the metadata key {self.architecture}.{key} is {value!r}: 1 to {largest} is expected")
         return value
 
+    def natural(self, key: str, default: int) -> int:
+        """0, or what `count` takes."""
+        return 0 if self.number(key, default) == 0 else self.count(key, default)
+
     def positive(self, key: str, default: Any = _REQUIRED) -> float:
         value = float(self.number(key, default))
         if not 0 < value < float("inf"):
@@ -111,7 +115,7 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, default_pattern: int
     n_rot = keys.count("rope.dimension_count", head_k, largest=4096)
     if n_rot > head_k or n_rot % 2:
         raise ModelError(f"{n_rot} rotated dimensions of a head of {head_k}: an even number up to {head_k} is expected")
-    window = int(keys.number("attention.sliding_window", 0))
+    window = keys.natural("attention.sliding_window", 0)
     base = keys.positive("rope.freq_base", 10000.0)
     return Hparams(
         architecture, str(metadata.get("general.name", "")), keys.count("context_length", largest=1 << 30), n_embd, n_layer,
@@ -126,7 +130,7 @@ def _refuse(keys: Keys) -> None:
     if keys.number("expert_count", 0):
         raise ModelError(f"{keys.architecture} with experts is not supported yet: dense models are")
     kind = keys.metadata.get(f"{keys.architecture}.rope.scaling.type", "none")
-    if kind not in ("none", "linear"):
+    if not isinstance(kind, str) or kind not in ("none", "linear"):
         raise ModelError(f"rope scaling {kind!r} is not supported: none and linear are")
 
 

@@ -57,7 +57,7 @@ def choose_pre_tokenizer(metadata: Mapping[str, Any]) -> PreTokenizer:
     name = metadata.get(KEY + "pre")
     chosen = pre_tokenizers().get(name) if isinstance(name, str) else None
     if chosen is None:
-        what = "is missing" if not name else f"= {name!r} is unknown"
+        what = "is missing" if name is None or (isinstance(name, str) and not name) else f"= {name!r} is unknown"
         log.warning("%spre %s: using 'default', so answers may be worse; convert the model again", KEY, what)
         return pre_tokenizers()["default"]
     if chosen.kind in UNSUPPORTED_KINDS:

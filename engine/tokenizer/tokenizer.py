@@ -45,8 +45,10 @@ class Tokenizer:
     @staticmethod
     def from_metadata(metadata: Mapping[str, Any], cache_dir: Path | None = None) -> Tokenizer:
         """Build the tokenizer a GGUF file describes. Derived tables are kept in `cache_dir`."""
-        model = metadata.get(KEY + "model")
-        if model in (None, "none", "no_vocab"):
+        model = metadata.get(KEY + "model", "none")
+        if not isinstance(model, str):
+            raise TokenizerError(f"{KEY}model = {model!r} is no name; supported are {', '.join(SUPPORTED_MODELS)}")
+        if model in ("none", "no_vocab"):
             return NoTokenizer(metadata)
         if model == "gpt2":
             return _byte_level_tokenizer(metadata)

@@ -186,9 +186,14 @@ def read_id(metadata: Mapping[str, Any], name: str, n: int, default: int | None)
 
 
 def read_flag(metadata: Mapping[str, Any], name: str, default: bool) -> bool:
-    """A boolean key of the tokenizer, or `default`."""
+    """A boolean key of the tokenizer, or `default` where the file's is absent or no truth value."""
     value = metadata.get(KEY + name)
-    return default if value is None else bool(value)
+    if value is None:
+        return default
+    if not isinstance(value, (bool, int)):
+        log.warning("%s%s = %r is no truth value: ignored", KEY, name, value)
+        return default
+    return bool(value)
 
 
 def positions(tokens: Sequence[str], texts: Iterable[str]) -> dict[str, int]:

@@ -215,6 +215,32 @@ def test_bad_values_in_python(tiny) -> None:
 ODD = st.sampled_from(["", "x", -1, 0, 1, 3, 7, 255, 2**31 - 1, 2**40, float("nan"), float("inf"), -0.5, 1e30, True, ["a"], [1, 2], [0.5]])
 
 
+@pytest.mark.parametrize("key", ["add_bos_token", "add_eos_token"])
+@pytest.mark.parametrize("value", [[1, 2], ["a"], "x", float("nan")], ids=str)
+def test_a_flag_that_is_no_truth_value_is_ignored_with_a_warning(tmp_path, caplog, key: str, value: object) -> None:
+    path = tmp_path / "odd.gguf"
+    write_gguf(path, {**metadata(), f"tokenizer.ggml.{key}": value}, tensors())
+    with engine.load(path, devices="none") as model:
+        assert model.tokenize("on the way")
+    assert f"tokenizer.ggml.{key}" in caplog.text
+
+
+ARRAYS_AND_NANS = [("tokenizer.ggml.model", [1, 2]), ("tokenizer.ggml.pre", [1, 2]), ("llama.rope.scaling.type", [1, 2]),
+                   ("llama.attention.sliding_window", float("nan")), ("llama.attention.sliding_window", float("inf")),
+                   ("llama.attention.sliding_window", -1)]
+
+
+@pytest.mark.parametrize(("key", "value"), ARRAYS_AND_NANS, ids=str)
+def test_an_array_or_a_nan_in_place_of_a_value(tmp_path, key: str, value: object) -> None:
+    path = tmp_path / "odd.gguf"
+    write_gguf(path, {**metadata(), key: value}, tensors())
+    if key == "tokenizer.ggml.pre":
+        engine.load(path, devices="none").close()  # unknown: `default`, with a warning
+        return
+    with pytest.raises(LanewiseError, match=key.rpartition(".")[2].replace("type", "rope scaling")):
+        engine.load(path, devices="none")
+
+
 @settings(deadline=None)
 @given(st.sampled_from(sorted(metadata())), ODD)
 def test_any_odd_key_gives_a_model_or_a_typed_error(tmp_path_factory, key, value) -> None:
