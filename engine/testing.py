@@ -31,10 +31,10 @@ from hypothesis import seed as seeded
 from hypothesis import strategies as st
 
 from engine.backend import HOST, Backend, Buffer, BufferType, HostBuffer, KernelRow, KernelTable, Row, ThroughRow, place
-from engine.backends.cpu.layouts import PackedBuffer, PackedBufferType
 from engine.dtypes import DTYPES, F16, FLOATS, I8, I32, I64, Q4_1, Q5_1, Q8_X, RADIX, WEIGHT_BLOCKS, DType, from_bf16, to_bf16
 from engine.errors import ShapeError
 from engine.gguf.quants import dequantize, quantize
+from engine.layouts import PackedBuffer, PackedBufferType
 from engine.op import Call, Key, Op, Operand, padded
 from engine.tensor import Tensor, leaf, row_major
 from engine.testing_backends import FilteredBackend, FilteredTable

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from engine.backend import HOST, Backend, BufferType, HostBuffer, KernelTable, Plan, place
 from engine.backends.blas import BlasBackend
 from engine.backends.cpu import CpuBackend
-from engine.backends.cpu.layouts import PackedBufferType
 from engine.backends.null import NullBackend
 from engine.backends.sim import SimBackend
 from engine.dtypes import DTYPES, F32, FLOATS, Q8_0, Q8_X, RADIX, WEIGHT_BLOCKS, DType
+from engine.layouts import PackedBufferType
 from engine.op import Key, Step
 from engine.tensor import leaf
 from engine.testing import (

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from engine.backends.cpu import functions
 from engine.backends.cpu import words as cpu
 from engine.dtypes import WEIGHT_BLOCKS
 from engine.errors import KernelError
-from engine.lang import rules, sim, words
+from engine.lang import functions, rules, sim, words
 from engine.lang.words import DECODERS, FUNCTIONS, LANES, WORDS, Word
 from kernels import OPS
 

@@ -11,11 +11,11 @@ from engine.backend import HOST, Backend, BufferType, Capabilities, Device, Devi
 from engine.backends.cpu.cache import ObjectCache
 from engine.backends.cpu.compile import Compiler
 from engine.backends.cpu.features import features
-from engine.backends.cpu.layouts import PackedBufferType
 from engine.backends.cpu.plan import CpuPlan, Launch, build
 from engine.backends.cpu.team import Native, Team, allowed_threads, thread_count
 from engine.errors import ClosedError
 from engine.lang.binding import bind
+from engine.layouts import PackedBufferType
 from engine.op import Op, Step
 from engine.rewrite import insert_conversions
 from engine.settings import settings

@@ -16,9 +16,9 @@ from llvmlite import ir
 from numba.core import cgutils
 
 from engine.backends.cpu import words
-from engine.backends.cpu.functions import FUNCTIONS
 from engine.backends.cpu.words import I1, I32, I64, PTR, SCALAR, STORED, Features, Target, wide
 from engine.dtypes import UNIT_NBYTES, Field
+from engine.lang.functions import FUNCTIONS
 from engine.lang.tree import Assign, Barrier, Expr, Grid, If, Kernel, Only, Range, Span, Stmt, Store, StoreField, Tiles, Var, ViewType
 from engine.lang.walk import check_function
 

@@ -1,4 +1,4 @@
-"""Elementary functions on the CPU, in the lane language itself: no calls into a maths library, the same bits on every CPU."""
+"""Elementary functions in the lane language itself: no calls into a maths library, the same bits on every target."""
 
 # mypy: ignore-errors
 from engine.lang.function import Function

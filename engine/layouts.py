@@ -1,4 +1,4 @@
-"""Weights interleaved for the CPU: N rows of blocks side by side, field by field and unit by unit.
+"""Weights interleaved for lanes: N rows of blocks side by side, field by field and unit by unit.
 
 Block b of the N rows of a group takes N blocks' bytes; unit k of a field lies N times, once a row. Rows are padded to a multiple of N
 with zero blocks (scale 0), which `get` leaves out.

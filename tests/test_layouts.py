@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from engine.backend import HOST, place
-from engine.backends.cpu.layouts import ROWS_A_STEP, PackedBuffer, PackedBufferType, deinterleave, interleave
 from engine.dtypes import F16, F32, Q4_0, Q4_K, Q6_K, Q8_0, Q8_X, UNIT_NBYTES, WEIGHT_BLOCKS, DType
 from engine.errors import AllocationError
+from engine.layouts import ROWS_A_STEP, PackedBuffer, PackedBufferType, deinterleave, interleave
 from engine.tensor import Tensor, leaf
 
 TYPES = pytest.mark.parametrize("dtype", WEIGHT_BLOCKS, ids=str)
