@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 EXTRAS ?=
+SEED ?= $(shell printf '%d' 0x$$(git rev-parse --short=8 HEAD 2>/dev/null || echo 0))
 PROMPT ?= The capital of France is
 
 BIN := $(VENV)/bin
@@ -28,10 +29,14 @@ quick: $(TEST_DONE)
 	$(BIN)/python -m mypy
 	$(BIN)/python -m pytest -q -n auto -m "not slow and not speed and not golden"
 
+# Every test with many examples; then 200 calls and more of each op, every key and variant, on each device. SEED repeats a run.
 check-all: $(TEST_DONE)
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m mypy
 	LANEWISE_PROFILE=nightly $(BIN)/python -m pytest -n auto -m "not speed" --timeout 7200
+	$(BIN)/lanewise check -b cpu,opencl:0,sim --examples 200 --seed $(SEED)
+	$(PIP) --editable '.[$(TEST_EXTRAS),cuda]'
+	$(BIN)/lanewise check -b cuda --compile-only
 	$(BIN)/python -m pytest -m speed
 
 $(BIN)/python:

@@ -4,8 +4,8 @@
     python bench/compare_llama_cpp.py --table bench/results/FILE.json        a Markdown table from it
 
 The peer's Python needs `llama-cpp-python`; it is driven through its low-level API, `llama_decode` on the same batches, with flash attention
-on and off, and the better of both counts. Without models the demo file is used, in six more types made from it, and Gemma3-270M where the
-package is installed.
+on and off, and the better of both counts. With --llama-bench PATH the peer is that program instead, run once a round. Without models the
+demo file is used, in six more types made from it, and Gemma3-270M where the package is installed.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from llama_bench import LlamaBench
 from peers import Answer, Engine, Watch, serve, table, warn_if_busy, write_results
 
 N_BATCH, N_UBATCH = 2048, 512
@@ -219,9 +220,8 @@ def compare(label: str, path: Path, args: argparse.Namespace, busy: list[str]) -
     common = [str(path), "-t", str(args.threads), "--n-ctx", str(n_ctx)]
     with ExitStack() as stack:
         ours = stack.enter_context(Engine(OURS, [sys.executable, __file__, "--serve", OURS, *common]))
-        peers = {fa: stack.enter_context(Engine(THEIRS, [args.peer_python, __file__, "--serve", THEIRS, "--flash", fa, *common]))
-                 for fa in ("off", "on")}
-        watch = Watch([e.process.pid for e in (ours, *peers.values())])
+        peers = {fa: _peer(stack, fa, common, args) for fa in ("off", "on")}
+        watch = Watch([e.process.pid for e in (ours, *peers.values()) if isinstance(e, Engine)])
         read = ours.ask(what="roofline")
         rows = []
         for what, n, depth in tests:
@@ -234,7 +234,14 @@ def compare(label: str, path: Path, args: argparse.Namespace, busy: list[str]) -
     return {"label": label, "content": content(path), "read_gb_s": read, "tests": rows, **facts}
 
 
-def _rounds(engines: Mapping[str, Engine], request: dict[str, Any], n_rounds: int) -> dict[str, list[float]]:
+def _peer(stack: ExitStack, flash: str, common: list[str], args: argparse.Namespace) -> Engine | LlamaBench:
+    """llama.cpp with flash attention on or off."""
+    if args.llama_bench:
+        return LlamaBench([args.llama_bench], common[0], args.threads, flash == "on", N_BATCH, N_UBATCH)
+    return stack.enter_context(Engine(THEIRS, [args.peer_python, __file__, "--serve", THEIRS, "--flash", flash, *common]))
+
+
+def _rounds(engines: Mapping[str, Engine | LlamaBench], request: dict[str, Any], n_rounds: int) -> dict[str, list[float]]:
     """Seconds by engine: a round warms up, and every other round goes backwards through the engines."""
     seconds: dict[str, list[float]] = {name: [] for name in engines}
     for r in range(n_rounds + 1):
@@ -293,8 +300,10 @@ def options() -> argparse.ArgumentParser:
     p.add_argument("model", nargs="*", default=[], metavar="MODEL",
                    help=f"a GGUF file, or one of Q4_1, {', '.join(RECIPES)}, gemma3 (default: all of these)")
     p.add_argument("--peer-python", default=sys.executable, metavar="PYTHON", help="a Python with llama-cpp-python")
+    p.add_argument("--llama-bench", metavar="PATH", help="a llama-bench as the peer, instead of a Python with llama-cpp-python")
     p.add_argument("-t", "--threads", type=int, default=2)
-    p.add_argument("-p", "--n-prompt", type=numbers, default=[512], metavar="N,..", help="lengths of prompts (default: 512)")
+    p.add_argument("-p", "--n-prompt", type=numbers, default=[128, 512, 2048, 4096], metavar="N,..",
+                   help="lengths of prompts (default: 128,512,2048,4096)")
     p.add_argument("-n", "--n-gen", type=int, default=32, metavar="N", help="tokens to decode (default: 32)")
     p.add_argument("-d", "--n-depth", type=numbers, default=[0, 1024, 4096], metavar="N,..",
                    help="depths to decode at (default: 0,1024,4096)")

@@ -1,13 +1,13 @@
-"""Single ops side by side with NumPy and with ggml's own: alternating rounds on one machine, medians, errors beside the times.
+"""Single ops side by side with NumPy, PyTorch and ggml's own: alternating rounds on one machine, medians, errors beside the times.
 
     python bench/compare_ops.py -t 2                                         measures, and writes bench/results/ops-...json
     python bench/compare_ops.py --op mul_mat --types q4_k --shapes m=4096,k=14336,n=1
     python bench/compare_ops.py --table bench/results/FILE.json              a Markdown table from it
 
 ggml comes from the wheel `libggml-python` (`pip install libggml-python`; or --ggml FOLDER names its `lib64`), with weights as files hold
-them and in its own repacked layout; the better of both counts. Without it NumPy is the only peer. NumPy multiplies float32 weights that
-were dequantised before. Operands come from memory in every engine (Note [cold] in engine/benchmark/ops.py). The wheel is built for AVX2; on
-a CPU with more, LANEWISE_LANES=8 keeps our vectors to the same width.
+them and in its own repacked layout; the better of both counts. PyTorch takes part where it is installed, with the ops it has for float
+types. NumPy multiplies float32 weights that were dequantised before. Operands come from memory in every engine (Note [cold] in
+engine/benchmark/ops.py). The wheel is built for AVX2; on a CPU with more, LANEWISE_LANES=8 keeps our vectors to the same width.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ from kernels import OPS
 OURS = "lanewise"
 SHAPES = "m=4096,k=4096/14336,n=1/512"
 # What is compared by default: op, types, shapes.
-DEFAULT = (("mul_mat", "q4_0,q8_0,q4_k,q5_k,q6_k", SHAPES), ("get_rows", "q8_0", "m=49152,n=576,r=512"), ("rms_norm", "f32", "c=512,n=576"),
-           ("soft_max", "f32", "h=9,r=512,n=512"), ("flash_attn_ext", "f16", "t=1,h=9,kv=3,d=64,m=1024/4096 t=512,h=9,kv=3,d=64,m=512"))
+DEFAULT = (("mul_mat", "q4_0,q8_0,q4_k,q5_k,q6_k", SHAPES), ("mul_mat", "f32,f16,bf16", "m=4096,k=4096,n=1/512"),
+           ("get_rows", "q8_0", "m=49152,n=576,r=512"), ("rms_norm", "f32", "c=512,n=576"), ("soft_max", "f32", "h=9,r=512,n=512"),
+           ("flash_attn_ext", "f16", "t=1,h=9,kv=3,d=64,m=1024/4096 t=512,h=9,kv=3,d=64,m=512"))
 Maker = Callable[[OpCase, Mapping[str, np.ndarray], int], Any]
 
 # -- the engines, each in its own process -----------------------------------------------------------------------
@@ -110,7 +111,7 @@ class NumpyCall:
             if self.case.op.name == "mul_mat":
                 self.result = operands["x"] @ operands["w"].swapaxes(-1, -2)
             else:
-                self.result = self.case.op.reference_of(list(operands.values()), self.case.params)
+                self.result = self.case.op.reference_of([operands.get(o.name) for o in self.case.op.contract.operands], self.case.params)
 
     def get(self) -> np.ndarray:
         return self.result.astype(np.float32)
@@ -137,6 +138,15 @@ def with_ggml(threads: int, folder: Path, repack: bool) -> tuple[dict[str, Any],
         return Prepared(lib, case, data, sets_of(one, cold), repack)
 
     return {"version": f"ggml {lib.version().decode()}", "system_info": lib.features}, answers(make)
+
+
+def with_pytorch(threads: int) -> tuple[dict[str, Any], Answer]:
+    import torch
+    from torch_ops import TorchCall
+
+    torch.set_num_threads(threads)
+    used = [line.strip(" -") for line in torch.__config__.show().splitlines() if "CPU capability" in line]
+    return {"version": f"pytorch {torch.__version__}", "system_info": ", ".join(used)}, answers(TorchCall)
 
 
 def ggml_folder(given: Path | None) -> Path | None:
@@ -166,7 +176,7 @@ def wanted(args: argparse.Namespace) -> list[list[str]]:
         for kind in types.split(",") if types else [None]:
             made = cases(OPS[name], [kind] if kind is not None else None, shapes.split() or None)
             found += [[name, kind or _kind_of(c), c.shape] for c in made]
-    return found
+    return [list(case) for case in dict.fromkeys(map(tuple, found))]
 
 
 def _kind_of(case: OpCase) -> str:
@@ -192,7 +202,7 @@ def measure_all(args: argparse.Namespace) -> dict[str, Any]:
     """Every case in every engine."""
     busy: list[str] = []
     folder = ggml_folder(args.ggml)
-    names = [OURS, "numpy", *(["ggml", "ggml repack"] if folder else [])]
+    names = [OURS, "numpy", *(["ggml", "ggml repack"] if folder else []), *(["pytorch"] if importlib.util.find_spec("torch") else [])]
     if folder is None:
         print("ggml is left out: `pip install libggml-python`, or name the wheel's lib64 with --ggml", file=sys.stderr)
     with ExitStack() as stack:
@@ -214,8 +224,9 @@ def measure_all(args: argparse.Namespace) -> dict[str, Any]:
 
 def as_table(found: Mapping[str, Any]) -> str:
     """The Markdown table of a result, and the lines that say where it is from."""
+    torch = ["PyTorch us", "ratio"] if any("pytorch" in row["median"] for row in found["rows"]) else []
     head = ["op", "types", "shape", "Lanewise us", "GB/s", "GFLOP/s", "of roofline", "ggml us", "layout", "ratio", "NumPy us", "ratio",
-            "error (NMSE), ours / ggml's"]
+            *torch, "error (NMSE), ours / ggml's"]
     rows = []
     for row in found["rows"]:
         median = row["median"]
@@ -223,10 +234,13 @@ def as_table(found: Mapping[str, Any]) -> str:
         theirs = ["-"] * 3
         if ggml:
             theirs = [f"{1e6 * median[ggml]:.1f}", ggml.partition(" ")[2] or "plain", f"**{median[ggml] / median[OURS]:.2f}**"]
+        pytorch = ["-"] * len(torch)
+        if "pytorch" in median:
+            pytorch = [f"{1e6 * median['pytorch']:.1f}", f"{median['pytorch'] / median[OURS]:.2f}"]
         errors = " / ".join(f"{row['nmse'][n]:.1e}" for n in (OURS, ggml) if n)
         rows.append([*row["case"], f"{1e6 * median[OURS]:.1f}", f"{row['nbytes'] / median[OURS] / 1e9:.1f}",
                      f"{row['flop'] / median[OURS] / 1e9:.0f}" if row["flop"] else "-", f"{100 * row['roofline_share']:.0f}%", *theirs,
-                     f"{1e6 * median['numpy']:.1f}", f"{median['numpy'] / median[OURS]:.2f}", errors])
+                     f"{1e6 * median['numpy']:.1f}", f"{median['numpy'] / median[OURS]:.2f}", *pytorch, errors])
     m = found["engines"][OURS]
     reads = m["roofline"]["reads"][str(m["n_threads"])]
     lines = [table(head, rows), "",
@@ -259,6 +273,8 @@ def main() -> None:
         serve(*lanewise(args.threads))
     elif args.serve == "numpy":
         serve(*with_numpy(args.threads))
+    elif args.serve == "pytorch":
+        serve(*with_pytorch(args.threads))
     elif args.serve:
         serve(*with_ggml(args.threads, args.ggml, args.serve == "ggml repack"))
     elif args.table:

@@ -182,7 +182,7 @@ def _as_they_are(case: OpCase, data: Mapping[str, np.ndarray]) -> list[tuple[str
 def _attention(case: OpCase, data: Mapping[str, np.ndarray]) -> list[tuple[str, np.ndarray]]:
     """K comes out of its blocks of 32 keys, heads come before tokens."""
     keys = data["k"].transpose(0, 1, 3, 2).reshape(data["k"].shape[0], -1, data["k"].shape[2])
-    return [(case.types["q"], data["q"].transpose(1, 0, 2)), (case.types["k"], keys), (case.types["v"], data["v"]),
+    return [(case.types["q"], np.swapaxes(data["q"], -2, -3)), (case.types["k"], keys), (case.types["v"], data["v"]),
             ("f16", data["mask"].astype(np.float16))]
 
 

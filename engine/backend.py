@@ -264,15 +264,22 @@ class ThroughRow(Row):
 
 
 class KernelTable:
-    """Everything one backend can run. Its keys are the backend's capabilities; nothing else is consulted."""
+    """Everything one backend can run. Its keys are the backend's capabilities; nothing else is consulted.
+
+    Attributes:
+        rows: key -> the ways to run it, fastest first.
+        fused: its ops that stand for several others, the largest pattern first.
+    """
 
     def __init__(self, ops: Iterable[Op], lanes: int, native: Mapping[Key, tuple[Row, ...]] = MappingProxyType({})) -> None:
         self.lanes = lanes
         self.rows: dict[Key, tuple[Row, ...]] = dict(native)
         self.forced: dict[Tensor, str] = {}  # nodes whose variant the user decides
+        ops = tuple(ops)
         for op in ops:
             self._declare(op)
         self._names = {name for name, _ in self.rows}
+        self.fused = tuple(sorted((op for op in ops if op.fuses is not None), key=lambda op: -op.fuses.n_ops if op.fuses else 0))
 
     def _declare(self, op: Op) -> None:
         names = [o.name for o in op.contract.views]
@@ -308,8 +315,17 @@ class KernelTable:
             asked = [w for w in refusals if not w.endswith("was not asked for")]
             names = ", ".join(r.name for r in rows)
             return None, "", asked[0] if asked else f"{call.op.name} has no variant {variant!r}: {names}"
-        known = sorted({k[1][0] for k in self.keys_of(call.op)})
-        return None, "", f"no kernel for {call.op.name}({', '.join(call.types)}); it has {', '.join(known) or 'none'} as first operand"
+        return None, "", f"no kernel for {call.op.name}({', '.join(call.types)}){self._first_wrong_type(call)}"
+
+    def _first_wrong_type(self, call: Call) -> str:
+        """The first operand that no key has, behind the types before it."""
+        keys = [key[1] for key in self.keys_of(call.op)]
+        for i, (o, name) in enumerate(zip(call.op.contract.views, _without_optional(call)[1], strict=True)):
+            known = dict.fromkeys(key[i] for key in keys)
+            if known and name not in known:
+                return f": {o.name} is {name}, {' or '.join(known)} is expected"
+            keys = [key for key in keys if key[i] == name]
+        return ""
 
     def supports(self, node: Tensor | Step, as_if: AsIf = _NOTHING, variant: str | None = None) -> Support:
         """Can this table run `node`? `as_if` supposes weights to lie in other memory than they do."""
@@ -379,6 +395,11 @@ class Backend(ABC):
     def score(cls) -> int:
         return 1
 
+    @classmethod
+    def may_be_default(cls) -> bool:
+        """Whether this machine may have a device that is used without being named. A cheap no spares the others its discovery."""
+        return True
+
     @final
     def supports(self, node: Tensor | Step, as_if: AsIf = _NOTHING) -> Support:
         """supports_op: a look-up in the kernel table. VIEW, RESHAPE, PERMUTE and TRANSPOSE need no kernel."""
@@ -402,8 +423,9 @@ class Backend(ABC):
     def optimize(self, nodes: Sequence[Tensor], needed: Collection[Tensor] = ()) -> list[Step]:
         """The split's nodes (views left out) as steps, after this backend's own rewriting.
 
-        Every node is replaced by exactly one step. `needed` are the nodes that something outside the split reads, outputs included:
-        they must still be written, so a fusion never swallows them.
+        Every node is replaced by exactly one step, which may stand for several: the last of them is what it writes, the others get no
+        memory. `needed` are the nodes that something outside the split reads, outputs included: they must still be written, so a
+        fusion never swallows them. Placement and `supports` see nodes, never what is made of them.
         """
         return [Step.of(n) for n in nodes if not n.is_view_op]
 

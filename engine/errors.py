@@ -55,6 +55,22 @@ class KernelError(LanewiseError):
         super().__init__(f"{where}{message}{caret}")
 
 
+class BuildError(LanewiseError):
+    """A device's compiler that refuses a text we printed: a bug of ours or of the driver. It carries the compiler's log and the source.
+
+    Attributes:
+        log: what the compiler said.
+        source: the text, without line numbers.
+    """
+
+    def __init__(self, message: str, log: str, source: str) -> None:
+        self.log, self.source = log.strip(), source
+        lines = source.splitlines()
+        width = len(str(len(lines)))
+        listing = "\n".join(f"{k:{width}}  {line}".rstrip() for k, line in enumerate(lines, 1))
+        super().__init__(f"{message}\n{self.log}\n{listing}")
+
+
 class ShapeError(LanewiseError):
     """Operands whose shapes or types do not meet an op's contract."""
 

@@ -6,6 +6,8 @@ with zero blocks (scale 0), which `get` leaves out.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from engine.backend import Buffer, BufferType, aligned_zeros
@@ -44,37 +46,44 @@ class PackedBuffer(Buffer):
         super().__init__(type, memory.nbytes, usage)
         self.lanes, self.memory, self.address = type.lanes, memory, memory.ctypes.data
 
-    def _place(self, tensor: Tensor) -> tuple[np.ndarray, int, int]:
-        if tensor.view_of is not None or tensor.dtype not in WEIGHT_BLOCKS:
-            raise AllocationError(f"tensor '{tensor.name}' ({tensor.dtype}) cannot lie interleaved: whole quantised weights can")
-        nbytes = self.type.nbytes_of(tensor)
-        n_blocks = tensor.shape[-1] // tensor.dtype.block_size
-        return self.memory[tensor.buffer_offset : tensor.buffer_offset + nbytes], n_blocks, nbytes
-
     def set(self, tensor: Tensor, data: np.ndarray) -> None:
         """Pack the file's bytes."""
-        target, n_blocks, _ = self._place(tensor)
-        rows = tensor.shape[-2] if len(tensor.shape) > 1 else 1
-        row_nbytes = n_blocks * tensor.dtype.nbytes
-        if not target.size:
-            return
-        matrices = np.ascontiguousarray(data).view(np.uint8).reshape(-1, rows, row_nbytes)
-        padded = -(-rows // self.lanes) * self.lanes
-        for source, out in zip(matrices, target.reshape(len(matrices), padded * row_nbytes), strict=True):
-            step = ROWS_A_STEP // self.lanes * self.lanes
-            for start in range(0, rows, step):
-                part = source[start : start + step]
-                room = -(-len(part) // self.lanes) * self.lanes
-                interleave(part, tensor.dtype, self.lanes, out[start * row_nbytes : (start + room) * row_nbytes])
+        source = file_rows(tensor, data)
+        target = self.memory[tensor.buffer_offset : tensor.buffer_offset + self.type.nbytes_of(tensor)]
+        for rows, start, stop in pieces(tensor, self.lanes):
+            interleave(source[rows], tensor.dtype, self.lanes, target[start:stop])
 
     def get(self, tensor: Tensor) -> np.ndarray:
-        target, n_blocks, _ = self._place(tensor)
-        rows = tensor.shape[-2] if len(tensor.shape) > 1 else 1
-        if not target.size:
-            return np.empty(0, np.uint8)
-        padded = -(-rows // self.lanes) * self.lanes
-        matrices = target.reshape(-1, padded * n_blocks * tensor.dtype.nbytes)
-        return np.concatenate([deinterleave(m, tensor.dtype, self.lanes, n_blocks)[:rows].reshape(-1) for m in matrices])
+        out = np.empty_like(file_rows(tensor))
+        source = self.memory[tensor.buffer_offset : tensor.buffer_offset + self.type.nbytes_of(tensor)]
+        n_blocks = tensor.shape[-1] // tensor.dtype.block_size
+        for rows, start, stop in pieces(tensor, self.lanes):
+            out[rows] = deinterleave(source[start:stop], tensor.dtype, self.lanes, n_blocks)[: rows.stop - rows.start]
+        return out.reshape(-1)
+
+
+def file_rows(tensor: Tensor, data: np.ndarray | None = None) -> np.ndarray:
+    """The tensor's bytes in the file's layout as uint8 [rows of all matrices, row bytes]; without `data` just memory of that shape.
+
+    Raises:
+        AllocationError: a tensor that cannot lie interleaved.
+    """
+    if tensor.view_of is not None or tensor.dtype not in WEIGHT_BLOCKS:
+        raise AllocationError(f"tensor '{tensor.name}' ({tensor.dtype}) cannot lie interleaved: whole quantised weights can")
+    shape = (int(np.prod(tensor.shape[:-1], dtype=np.int64)), tensor.dtype.row_nbytes(tensor.shape[-1]))
+    return np.empty(shape, np.uint8) if data is None else np.ascontiguousarray(data).reshape(-1).view(np.uint8).reshape(shape)
+
+
+def pieces(tensor: Tensor, lanes: int) -> Iterator[tuple[slice, int, int]]:
+    """Up to ROWS_A_STEP rows of one matrix at a time, and the bytes from `start` to `stop` where they lie interleaved."""
+    *outer, n_rows, n = tensor.shape if len(tensor.shape) > 1 else (1, *tensor.shape)
+    row_nbytes, step = tensor.dtype.row_nbytes(n), ROWS_A_STEP // lanes * lanes
+    whole = -(-n_rows // lanes) * lanes * row_nbytes
+    for matrix in range(int(np.prod(outer, dtype=np.int64)) if n else 0):
+        for first in range(0, n_rows, step):
+            count = min(step, n_rows - first)
+            start = matrix * whole + first * row_nbytes
+            yield slice(matrix * n_rows + first, matrix * n_rows + first + count), start, start + -(-count // lanes) * lanes * row_nbytes
 
 
 def interleave(rows: np.ndarray, dtype: DType, lanes: int, out: np.ndarray) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from engine.backend import Backend
+from engine.dtypes import DType
 from engine.errors import ClosedError, ContextError, InterruptedRun
 from engine.gguf import GgufFile, read_gguf
 from engine.graph import Graph
@@ -80,10 +81,22 @@ class Model:
 
     def _probe(self) -> None:
         """Build a graph once: every weight is found, checked and placed before anything runs."""
-        h = self.hparams
-        homes = [self.backends[-1]] * h.n_layer
-        self._arch.build(self.parts, Inputs(1, 256, 256, 1), KvCache(h, 256, 1, kv_dtype("f16"), kv_dtype("f16"), homes))
+        h, f16 = self.hparams, kv_dtype("f16")
+        homes = [self.cache_home(f16, f16)] * h.n_layer
+        self._arch.build(self.parts, Inputs(1, 256, 256, 1), KvCache(h, 256, 1, f16, f16, homes))
         log.info("%s: %s on %s", self.path.name, self.description, ", ".join(b.name for b in self.backends))
+
+    def cache_home(self, type_k: DType, type_v: DType) -> Backend:
+        """The first backend that runs everything which touches a KV cache of these types in its memory; the floor where none does."""
+        h, floor = self.hparams, self.backends[-1]
+        for backend in [b for b in self.backends if b.buffer_type is not floor.buffer_type]:
+            cache = KvCache(h, 256, 1, type_k, type_v, [backend] * h.n_layer)
+            graph = Graph([self._arch.build(self.parts, Inputs(1, 256, 256, 1), cache)])
+            mine = {*cache.keys, *cache.values}
+            touching = [t for t in graph.nodes if not t.is_view_op and any(s is not None and s.root in mine for s in t.srcs)]
+            if all(backend.supports(t) for t in touching):
+                return backend
+        return floor
 
     def _give_back(self) -> None:
         """Let go of what only loading needed: decoded metadata, pages of the file, the C library's free memory."""
@@ -204,8 +217,9 @@ class Context:
         self.model, self.threads, self.n_ubatch = model, threads, n_ubatch
         self.n_ctx = n_ctx or h.n_ctx_train
         self.n_past, self.build_s = 0, 0.0
-        homes = [model.backends[-1]] * h.n_layer
-        self.cache = KvCache(h, self.n_ctx, n_ubatch, kv_dtype(kv_type_k), kv_dtype(kv_type_v), homes)
+        type_k, type_v = kv_dtype(kv_type_k), kv_dtype(kv_type_v)
+        homes = [model.cache_home(type_k, type_v)] * h.n_layer
+        self.cache = KvCache(h, self.n_ctx, n_ubatch, type_k, type_v, homes)
         self.pool = Pool()
         self._graphs: OrderedDict[tuple[int, int, int, int], _Ready] = OrderedDict()
         self._closed = self._interrupted = False
@@ -315,8 +329,15 @@ class Context:
 
     def explain(self, n: int = 1) -> Explanation:
         """Where each node of a batch of `n` tokens runs, and why."""
+        return self._executable(n).explain()
+
+    def graph(self, n: int = 1) -> Graph:
+        """The graph of a batch of `n` tokens, with its weights."""
+        return self._executable(n).graph
+
+    def _executable(self, n: int) -> Executable:
         self._require_open()
-        return self._ready(n, self.cache.full.visible(self.n_past, n), self.cache.ring.visible(self.n_past, n), 1).executable.explain()
+        return self._ready(n, self.cache.full.visible(self.n_past, n), self.cache.ring.visible(self.n_past, n), 1).executable
 
     def close(self) -> None:
         """Give the cache and the compute memory back. A second close does nothing."""

@@ -19,6 +19,7 @@ import numpy as np
 from engine.dtypes import F32, WEIGHT_BLOCKS, DType
 from engine.errors import KernelError, ShapeError
 from engine.lang.function import Function
+from engine.pattern import Pattern
 from engine.tensor import Tensor
 
 Key = tuple[str, tuple[str, ...]]  # (op name, type names in contract order)
@@ -209,20 +210,30 @@ Infer = Callable[[Mapping[str, int], Mapping[str, Any]], Mapping[str, int]]
 
 
 class Op:
-    """An operator written once. Calling it on tensors makes a node; its variants are rows of every backend's kernel table."""
+    """An operator written once. Calling it on tensors makes a node; its variants are rows of every backend's kernel table.
+
+    Of what `@op` takes, `result` is the operand whose type the result has, or gives the type from the parameters; without it the result
+    has the first of its types. `rank` is the operand whose number of dimensions it has; without it no operand has more. `fuses` is the
+    piece of a graph that the op stands for (engine/rewrite.py).
+    """
 
     is_view = False
 
     def __init__(self, name: str, contract: str, *, types: Mapping[str, Sequence[DType]] | None = None, params: Mapping[str, Any],
                  infer: Infer | None = None, check: Callable[[Call], str | None] | None = None, constants: Constants | None = None,
                  flop: Callable[[Call], int] | None = None, cost_bytes: Callable[[Call], int] | None = None, inplace: str = "",
-                 result: Callable[[Mapping[str, Any]], DType] | None = None, c: float = 4.0,
-                 keys: Callable[[Mapping[str, DType]], bool] | None = None) -> None:
+                 result: str | Callable[[Mapping[str, Any]], DType] = "", c: float = 4.0,
+                 keys: Callable[[Mapping[str, DType]], bool] | None = None, fuses: Pattern | None = None,
+                 rank: str = "") -> None:
         self.name, self.contract = name, Contract.parse(contract)
         self.types = {o.name: tuple((types or {}).get(o.name, (F32,))) for o in self.contract.views}
+        if isinstance(result, str) and result:
+            self.types[self.contract.result.name] = self.types[result]
         self.params, self.infer, self.check, self.constants = dict(params), infer, check, dict(constants or {})
         self.flop, self.cost_bytes, self.inplace, self.c = flop, cost_bytes, inplace, c
-        self._result, self._keys = result, keys
+        self._follows = result if isinstance(result, str) else ""
+        self._decides = None if isinstance(result, str) else result
+        self._keys, self.fuses, self._rank = keys, fuses, rank
         self._special: list[Variant] = []
         self._general: Variant | None = None
         self.through: dict[str, tuple[Op, DType]] = {}  # operand -> (op that converts it, the type it then has)
@@ -260,9 +271,16 @@ class Op:
         return fn
 
     def reference_of(self, operands: Sequence[np.ndarray | None], params: Mapping[str, Any]) -> np.ndarray:
-        """The op in float64 on dequantised operands."""
+        """The op in float64 on dequantised operands. A fused op's is that of the ops it stands for."""
+        if self._reference is None and self.fuses is not None:
+            names = (o.name for o in self.contract.operands)
+            return self.fuses.reference_of(dict(zip(names, operands, strict=True)), {**self.params, **params})
         assert self._reference is not None, f"{self.name} has no reference"
         return self._reference(*operands, **{**self.params, **params})
+
+    def pattern(self, *operands: Pattern | str, **params: str) -> Pattern:
+        """This op as a part of what a fused op stands for: operands and parameters of that one by name."""
+        return Pattern(self, operands, params)
 
     def keys(self) -> list[Key]:
         """Every combination of types some variant takes, in contract order."""
@@ -272,9 +290,14 @@ class Op:
             pools = [v.types.get(o.name, self.types[o.name]) for o in self.contract.views]
             for combination in itertools.product(*pools):
                 types = dict(zip(names, combination, strict=True))
-                if self._keys is None or self._keys(types):
+                if self._is_key(types):
                     out[self.name, tuple(t.name for t in combination)] = None
         return list(out)
+
+    def _is_key(self, types: Mapping[str, DType]) -> bool:
+        if self._follows and types[self.contract.result.name] is not types[self._follows]:
+            return False
+        return self._keys is None or self._keys(types)
 
     # -- use ----------------------------------------------------------------------------------------------------
 
@@ -291,27 +314,30 @@ class Op:
         if len(srcs) > len(operands):
             raise ShapeError(f"{self.name}: {len(srcs)} operands given, {len(operands)} expected: {self.contract.text}")
         tensors = dict(zip((o.name for o in operands), srcs, strict=True))
-        merged = MappingProxyType({**self.params, **params})
+        merged = MappingProxyType({**self.params, **{k: float(v) if isinstance(self.params[k], float) else v for k, v in params.items()}})
         if self.contract.writes:
             self.match(tensors)
             target = tensors[self.contract.result.name]
             assert target is not None
             node = Tensor(target.dtype, target.shape, name=name, op=self, srcs=srcs, params=merged, strides=target.strides, view_of=target)
         else:
-            node = Tensor(self.result_dtype(merged), self._shape(tensors, merged), name=name, op=self, srcs=srcs, params=merged)
+            node = Tensor(self._dtype(tensors, merged), self._shape(tensors, merged), name=name, op=self, srcs=srcs, params=merged)
         if self.check and (wrong := self.check(Call.of(node))):
             raise ShapeError(f"{self.name} '{node.name}': {wrong}")
         return node
 
-    def result_dtype(self, params: Mapping[str, Any]) -> DType:
-        return self._result(params) if self._result else self.types[self.contract.result.name][0]
+    def _dtype(self, tensors: Mapping[str, Tensor | None], params: Mapping[str, Any]) -> DType:
+        if self._decides:
+            return self._decides(params)
+        follows = tensors.get(self._follows)
+        return follows.dtype if follows is not None else self.types[self.contract.result.name][0]
 
     def _shape(self, tensors: Mapping[str, Tensor | None], params: Mapping[str, Any]) -> tuple[int, ...]:
         dims = self.match(tensors)
         if self.infer:
             dims |= self.infer(dims, params)
         shape = [d if isinstance(d, int) else dims[d] for d in self.contract.result.dims]
-        rank = max(len(t.shape) for t in tensors.values() if t is not None)
+        rank = max(len(t.shape) for name, t in tensors.items() if t is not None and self._rank in ("", name))
         while len(shape) > max(rank, 1) and shape[0] == 1:
             shape.pop(0)
         return tuple(shape)

@@ -45,13 +45,7 @@ class Unavailable:
 
 
 class Registry:
-    """Every backend of this machine, found once.
-
-    Attributes:
-        all: best first; the CPU behind the others, TEST devices last.
-        backends: those used when nothing is asked for: GPU and IGPU, ACCEL, then the CPU.
-        unavailable: those that failed to import, found no device or do not run on this machine. Nothing of that raises.
-    """
+    """Every backend of this machine, found once. Those that cannot be used by default are looked for when one of them is asked for."""
 
     def __init__(self, ops: Iterable[Op], *, found: Iterable[EntryPoint] | None = None, plugins: Path | None = None) -> None:
         """Look round.
@@ -61,13 +55,37 @@ class Registry:
             found: entry points, those of the installed packages by default.
             plugins: a folder of plug-in modules, by default the one in the settings.
         """
-        self.unavailable: list[Unavailable] = []
+        self._unavailable: list[Unavailable] = []
         self._ops = tuple(ops)
         candidates = [*self._load_entry_points(entry_points(group=GROUP) if found is None else found),
                       *self._load_plugins(plugins or settings().plugins)]
-        discovered = [b for name, cls in self._best(candidates) for b in self._discover(name, cls)]
-        self.all: list[Backend] = sorted(discovered, key=_rank)
-        self.backends: list[Backend] = list(_without_twins(b for b in self.all if _is_default(b)))
+        self._found: list[Backend] = []
+        self._later: list[tuple[str, type[Backend]]] = []
+        for name, cls in self._best(candidates):
+            if self._attempt(name, cls.may_be_default) is False:
+                self._later.append((name, cls))
+            else:
+                self._found += self._discover(name, cls)
+
+    # -- what there is ------------------------------------------------------------------------------------------
+
+    @property
+    def all(self) -> list[Backend]:
+        """Best first; the CPU behind the others, TEST devices last."""
+        while self._later:
+            self._found += self._discover(*self._later.pop(0))
+        return sorted(self._found, key=_rank)
+
+    @property
+    def backends(self) -> list[Backend]:
+        """Those used when nothing is asked for: GPU and IGPU, ACCEL, then the CPU."""
+        return list(_without_twins(b for b in sorted(self._found, key=_rank) if _is_default(b)))
+
+    @property
+    def unavailable(self) -> list[Unavailable]:
+        """Those that failed to import, found no device or do not run on this machine. Nothing of that raises."""
+        _ = self.all
+        return self._unavailable
 
     # -- finding ------------------------------------------------------------------------------------------------
 
@@ -131,7 +149,7 @@ class Registry:
         return None
 
     def _absent(self, name: str, reason: str) -> None:
-        self.unavailable.append(Unavailable(name, reason))
+        self._unavailable.append(Unavailable(name, reason))
 
     # -- asking -------------------------------------------------------------------------------------------------
 
@@ -147,14 +165,19 @@ class Registry:
             DeviceError: unknown (the known ones are listed), or unavailable (with the reason).
         """
         wanted = name.strip().lower()
-        for b in self.all:
+        for b in self._one_by_one():
             if wanted in (b.name.lower(), b.device.name.lower()):
                 return b
         for absent in self.unavailable:
-            if absent.name.lower() == wanted:
+            if absent.name.lower() == wanted.partition(":")[0]:  # "opencl:1" where there is no OpenCL at all
                 raise DeviceError(f"device {name!r} is unavailable: {absent.reason}")
         known = ", ".join(b.name for b in self.all) or "none"
         raise DeviceError(f"no device {name!r}; there is {known} (and 'none' for the CPU alone)")
+
+    def _one_by_one(self) -> Iterator[Backend]:
+        """Those found already, then all."""
+        yield from list(self._found)
+        yield from self.all
 
     def select(self, names: Sequence[str] | str | None = None, *, strict: bool = False) -> list[Backend]:
         """The backends of these names in this order, each once, and behind them the CPU as the floor, unless `strict`.
@@ -177,8 +200,8 @@ class Registry:
         return chosen if strict or self.floor in chosen else [*chosen, self.floor]
 
     def close(self) -> None:
-        """Close every backend."""
-        for b in self.all:
+        """Close every backend that was found."""
+        for b in self._found:
             b.close()
 
 

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
+from functools import cache
 from importlib import metadata
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol
 
 import numpy as np
 
 from engine.backend import HOST, Backend, DeviceType, place
 from engine.dtypes import DTYPES
-from engine.errors import GgufError, ShapeError, UnsupportedOp
+from engine.errors import DeviceError, GgufError, ShapeError, UnsupportedOp
 from engine.graph import Graph
 from engine.model import Model
+from engine.op import Op
 from engine.registry import Registry
 from engine.sched.execute import Executable
 from engine.tensor import Tensor, leaf
 from kernels import OPS
 
+log = logging.getLogger(__name__)
+
 _ELEMENTS = {"float32": "f32", "float16": "f16", "uint16": "bf16", "int32": "i32", "int64": "i64"}
 BUILT_IN = {"cpu": "engine.backends.cpu:CpuBackend", "blas": "engine.backends.blas:BlasBackend", "null": "engine.backends.null:NullBackend",
-            "sim": "engine.backends.sim:SimBackend"}
+            "sim": "engine.backends.sim:SimBackend", "opencl": "engine.backends.opencl:OpenCLBackend",
+            "cuda": "engine.backends.cuda:CudaBackend"}
 
 
 class _Point(Protocol):
@@ -30,9 +37,37 @@ class _Point(Protocol):
     def load(self) -> object: ...
 
 
+OPS_GROUP = "engine.ops"
+
+
+@cache
+def ops() -> dict[str, Op]:
+    """Every operator by name: those of `kernels`, and those of installed packages (entry points of the group `engine.ops`, each an `Op`, or
+    a module that holds some). A package whose ops cannot be had is left out, with a warning that says why."""
+    found = dict(OPS)
+    for point in metadata.entry_points(group=OPS_GROUP):
+        for op in _ops_of(point):
+            if found.setdefault(op.name, op) is not op:
+                log.warning("the op %s of %s is left out: there is another op of this name", op.name, point.value)
+    return found
+
+
+def _ops_of(point: _Point) -> list[Op]:
+    try:
+        loaded = point.load()
+    except Exception as why:  # a package of somebody else
+        log.warning("the ops of %s are left out: %s: %s", point.name, type(why).__name__, why)
+        return []
+    held = vars(loaded).values() if isinstance(loaded, ModuleType) else [loaded]
+    made = [v for v in held if isinstance(v, Op)]
+    if not made:
+        log.warning("the ops of %s are left out: an Op or a module of Ops is expected, not %r", point.name, loaded)
+    return made
+
+
 def registry() -> Registry:
-    """Every backend of this machine with the operators of `kernels`."""
-    return Registry(OPS.values(), found=_entry_points())
+    """Every backend of this machine with every operator."""
+    return Registry(ops().values(), found=_entry_points())
 
 
 def _entry_points() -> Iterable[_Point]:
@@ -41,6 +76,24 @@ def _entry_points() -> Iterable[_Point]:
     for point in metadata.entry_points(group="engine.backends"):
         found[f"{point.name} {point.value}" if point.name in BUILT_IN and point.value != BUILT_IN[point.name] else point.name] = point
     return found.values()
+
+
+def backend_class(name: str) -> type[Backend]:
+    """The class behind an entry point, whether this machine has such a device or not.
+
+    Raises:
+        DeviceError: no backend has this name, or it cannot be imported.
+    """
+    points = {p.name.lower(): p for p in _entry_points()}
+    if name.lower() not in points:
+        raise DeviceError(f"no backend {name!r}; there are {', '.join(points)}")
+    try:
+        cls = points[name.lower()].load()
+    except ImportError as why:
+        raise DeviceError(f"the backend {name!r} cannot be imported: {why}") from None
+    if not (isinstance(cls, type) and issubclass(cls, Backend)):
+        raise DeviceError(f"the backend {name!r} is {cls!r}, which is no Backend class")
+    return cls
 
 
 def load(path: str | Path | None = None, *, devices: Sequence[str] | str | None = None, threads: int = 0, flash: bool = True,
@@ -164,9 +217,10 @@ def quantize(data: np.ndarray, dtype: str) -> np.ndarray:
 
     Raises:
         ShapeError: an unknown type, or rows that are no whole blocks.
+        LanewiseError: a format that needs an importance matrix, or values that blocks cannot hold.
     """
     from engine.gguf import quants
 
-    if dtype not in quants.QUANTIZERS:
+    if dtype not in quants.QUANTIZERS and dtype not in quants.NEED_IMPORTANCE:
         raise ShapeError(f"nothing is quantised to {dtype!r}: {', '.join(quants.QUANTIZERS)} are possible")
     return quants.quantize(np.asarray(data, np.float32), DTYPES[dtype])

@@ -23,6 +23,9 @@ class Settings:
         portable: use the portable form of every word instead of special instructions.
         features: the only special instruction sets words may use, with commas; empty for all this CPU has.
         plugins: a folder of plug-in backend modules.
+        fuse: let backends replace ops that follow each other by one that does the work of all.
+        opencl_subdevices: equal parts each OpenCL device is used as, 0 or 1 for the whole.
+        opencl_repeats: how often each OpenCL device or part is offered, 0 or 1 for once.
         golden: the folder of golden data the tests compare with.
     """
 
@@ -34,6 +37,9 @@ class Settings:
     features: str = ""
     plugins: Path | None = None
     golden: Path | None = None
+    fuse: bool = True
+    opencl_subdevices: int = 0
+    opencl_repeats: int = 0
 
 
 def _default_cache() -> Path:
@@ -84,6 +90,17 @@ def settings() -> Settings:
     if _current is None:
         _current = _read()
     return _current
+
+
+def opencl_drivers() -> tuple[Path, ...]:
+    """Where OpenCL's loader finds the drivers of this machine: folders of .icd files, and single ones."""
+    files = os.environ.get("OCL_ICD_FILENAMES", "").split(os.pathsep)
+    return (Path(os.environ.get("OCL_ICD_VENDORS") or "/etc/OpenCL/vendors"), *(Path(f) for f in files if f))
+
+
+def cuda_simulator() -> bool:
+    """Whether Numba was told to run its CUDA simulator instead of GPUs: its own variable, NUMBA_ENABLE_CUDASIM."""
+    return os.environ.get("NUMBA_ENABLE_CUDASIM", "0") not in ("", "0")
 
 
 @contextmanager

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from engine.backend import Backend, BufferType, Event, KernelTable, Plan, Row
+from engine.backend import Backend, BufferType, Device, Event, KernelTable, Plan, Row
+from engine.backends.null import PrivateBufferType
 from engine.op import Call, Op, Step
 from engine.tensor import Tensor
 
@@ -77,3 +78,26 @@ class FilteredBackend(Backend):
 
     def close(self) -> None:
         self.inner.close()
+
+
+class VirtualBackend(FilteredBackend):
+    """A device of its own made of another: `inner`'s kernels, refusing some calls, and with `private` in memory that nobody else reads.
+
+    Args:
+        private: only for an `inner` that works in the host's memory.
+    """
+
+    def __init__(self, inner: Backend, name: str, refuse: Refuse = lambda call: None, *, private: bool = False) -> None:
+        super().__init__(inner, refuse, name)
+        old = inner.device
+        self.device = Device(name, f"{old.description}, as a device of its own", old.type, f"{old.id}/{name}", old.capabilities, old.memory)
+        self.private = private
+        if private:
+            self.buffer_type = PrivateBufferType(name)
+
+    def reads(self, type: BufferType) -> bool:
+        return type is self.buffer_type if self.private else super().reads(type)
+
+    @property
+    def weight_types(self) -> Sequence[BufferType]:
+        return (self.buffer_type,) if self.private else super().weight_types

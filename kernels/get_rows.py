@@ -37,7 +37,7 @@ def get_rows_blocks(a, b, r, w, ids, y, n_blocks, m, wa, wb):
     row = minimum(maximum(index(ids[a, b, r]), 0), m - 1)
     for k, s, t in lanes(n_blocks, RUNS, 8):
         block = w[a % wa, b % wb, row, k]
-        quad, d, low = codes(block, s, t), scale(block, s, t), offset(block, s)
+        quad, d, low = codes(block, s, t), scale(block, s, t), offset(block, s, t)
         for e in static(4):
             code = byte(quad, e) if LOW < 0 else ubyte(quad, e)
             y[a, b, r, (k * RUNS + s) * 32 + 4 * t + e] = fma(d, f32(code - ZERO), -low)

@@ -130,7 +130,8 @@ def mul_mat_rows(a, b, tile, strip, w, x, y, m, n, n_blocks, ra, rb):
         for j in range(n_blocks):
             block = w[a // ra, b // rb, rows, j]
             for s in static(RUNS):
-                least = offset(block, s)
+                if OFFSET and QUADS == 8:
+                    least = offset(block, s, 0)
                 for q in static(8 // QUADS):
                     quads = tuple(codes(block, s, q * QUADS + t) for t in static(QUADS))
                     d = scale(block, s, q * QUADS)
@@ -144,7 +145,9 @@ def mul_mat_rows(a, b, tile, strip, w, x, y, m, n, n_blocks, ra, rb):
                         if ZERO:
                             part = part - ZERO * (RADIX * high_sum + low_sum)
                         total[c] = fma(d * xs.d, f32(part), total[c])
-                if OFFSET:
+                        if OFFSET and QUADS == 4:
+                            total[c] = fma(-offset(block, s, 4 * q) * xs.d, f32(RADIX * high_sum + low_sum), total[c])
+                if OFFSET and QUADS == 8:
                     for c in static(COLUMNS):
                         xs = x[a, b, minimum(strip * COLUMNS + c, n - 1), j * RUNS + s]
                         total[c] = fma(-least, xs.s, total[c])
@@ -165,8 +168,10 @@ def mul_mat_along_k(a, b, row, column, w, x, y, n_blocks, ra, rb):
         if ZERO:
             part = part - ZERO * (RADIX * dot4(ones, xs.qs[t], i32(0), 1, 1) + dot4(ones, xs.qs[8 + t], i32(0), 1, 1))
         value = f32(part) * scale(block, s, t) * xs.d
-        if OFFSET:
-            value = value - offset(block, s) * xs.s * 0.125
+        if OFFSET and SCALE_RUN == 32:
+            value = value - offset(block, s, t) * xs.s * 0.125
+        if OFFSET and SCALE_RUN == 16:
+            value = value - offset(block, s, t) * xs.d * f32(RADIX * xs.sums[t // 4] + xs.sums[2 + t // 4]) * 0.25
         total = total + value
     y[a, b, column, row] = group_sum(total)
 

@@ -341,6 +341,84 @@ def test_a_comparison_of_ops(tmp_path) -> None:
     assert done.stdout.startswith("| op | types | shape |") and "| rms_norm | f32 | c=3,n=64 |" in done.stdout
 
 
+FAKE_LLAMA_BENCH = """#!{python}
+import json, sys
+words = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=True))
+n_prompt, n_gen, depth = int(words["-p"]), int(words["-n"]), int(words.get("-d", 0))
+if words["-m"].endswith("absent.gguf"):
+    sys.exit("error: failed to load model")
+if words["-m"].endswith("odd.gguf"):
+    print("| model | t/s |")
+    sys.exit()
+assert words["-o"] == "json" and words["-r"] == "1" and words["-t"] == "2" and words["-ub"] == "512", words
+seconds = (n_prompt + 10 * n_gen + depth) * (2 if words["-fa"] == "1" else 1) / 1000
+print(json.dumps([{{"build_commit": "abc", "build_number": 7, "cpu_info": "CPU", "backends": "CPU", "n_prompt": n_prompt, "n_gen": n_gen,
+                   "n_depth": depth, "avg_ns": seconds * 1e9, "avg_ts": max(n_prompt, n_gen) / seconds}}]))
+"""
+
+
+@pytest.fixture
+def llama_bench(tmp_path) -> str:
+    """A program that answers as llama-bench does: 1 ms a token of a prompt, 10 ms a token decoded, twice that with flash attention."""
+    path = tmp_path / "llama-bench"
+    path.write_text(FAKE_LLAMA_BENCH.format(python=sys.executable))
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_a_llama_bench_is_asked_test_by_test(llama_bench) -> None:
+    peer = script("llama_bench").LlamaBench([llama_bench], "m.gguf", 2, False, 2048, 512)
+    assert peer.ask(what="pp", n=512, depth=0) == pytest.approx(0.512)
+    assert peer.ask(what="tg", n=16, depth=100) == pytest.approx(0.260)
+    assert peer.facts == {"version": "llama-bench abc (7)", "system_info": "CPU, CPU"}
+
+
+def test_a_llama_bench_that_fails_says_so(llama_bench, tmp_path) -> None:
+    made = script("llama_bench").LlamaBench
+    missing = str(tmp_path / "none")
+    for program, model, words in ((llama_bench, "absent.gguf", "status 1: error: failed to load"),
+                                  (llama_bench, "odd.gguf", "no list of one row"), (missing, "m.gguf", "cannot be run: No such file")):
+        with pytest.raises(RuntimeError, match=words):
+            made([program], model, 2, False, 2048, 512).ask(what="pp", n=1, depth=0)
+
+
+@pytest.mark.slow
+def test_a_comparison_with_a_llama_bench(llama_bench, tiny, tmp_path) -> None:
+    result = tmp_path / "result.json"
+    words = f"{tiny} --llama-bench {llama_bench} -t 2 -p 16,32 -n 4 -d 0,8 -r 2 -o {result}".split()
+    command = [sys.executable, str(ROOT / "bench" / "compare_llama_cpp.py"), *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    (file,) = json.loads(result.read_text())["files"]
+    assert [t["test"] for t in file["tests"]] == ["pp16", "pp32", "tg4", "tg4 @ d8"]
+    assert [round(t["llama.cpp"]) for t in file["tests"]] == [1000, 1000, 100, 83]
+    assert {t["flash_attention"] for t in file["tests"]} == {"off"}
+    assert all(len(s) == 2 for t in file["tests"] for s in t["seconds"].values())
+    assert "llama-bench abc (7): CPU, CPU" in done.stdout
+
+
+def test_prompts_and_depths_by_default() -> None:
+    args = script("compare_llama_cpp").options().parse_args([])
+    assert args.n_prompt == [128, 512, 2048, 4096] and args.n_depth == [0, 1024, 4096] and args.llama_bench is None
+
+
+@pytest.mark.parametrize("name", ["mul_mat", "soft_max", "rms_norm", "flash_attn_ext", "swiglu", "get_rows", "add"])
+def test_the_same_ops_in_pytorch(name) -> None:
+    """Where it is installed: results are the reference's, as far as the type holds them."""
+    pytest.importorskip("torch")
+    call = script("torch_ops").TorchCall
+    shapes = {"mul_mat": "m=40,k=64,n=3", "flash_attn_ext": "t=3,h=6,kv=2,d=64,m=64", "get_rows": "m=50,n=64,r=5",
+              "soft_max": "h=2,r=3,n=32"}
+    types = ["f16", "f32"] if name in ("mul_mat", "flash_attn_ext") else ["f32"]
+    for case in cases(OPS[name], types, [shapes.get(name, "c=5,n=64")]):
+        data = make_data(case)
+        made = call(case, data, 0)
+        made.run()
+        assert nmse(case, data, made.get()) < 1e-5, case
+    with pytest.raises(LookupError, match="not compared"):
+        call(cases(OPS["set_rows"])[0], {}, 0)
+
+
 def test_the_table_of_a_comparison() -> None:
     compare = script("compare_llama_cpp")
     row = compare._row("tg", 10, 1024, {"lanewise": [1.0, 2.0, 4.0], "off": [4.0, 4.0, 4.0], "on": [5.0, 5.0, 5.0]}, 10**9, 10.0)

@@ -15,14 +15,14 @@ ROOT = Path(__file__).parents[1]
 FILES = sorted([*(ROOT / "engine").rglob("*.py"), *(ROOT / "kernels").rglob("*.py")])
 KERNELS = "K"
 LAYERS: dict[str, int | str] = {
-    "engine.errors": 0, "engine.settings": 0, "engine.dtypes": 0,
-    "engine.op": 1, "engine.lang": 1, "engine.tensor": 1, "engine.graph": 1,
+    "engine.errors": 0, "engine.settings": 0, "engine.dtypes": 0, "engine.grids": 0, "engine.object_cache": 0,
+    "engine.op": 1, "engine.pattern": 1, "engine.lang": 1, "engine.tensor": 1, "engine.graph": 1,
     "engine.backend": 2, "engine.layouts": 2, "engine.registry": 2, "engine.backends": 2, "engine.rewrite": 2, "engine.testing_backends": 2,
     "engine.sched": 3,
     "engine.models": 4, "engine.model": 4, "engine.generate": 4, "engine.tokenizer": 4, "engine.gguf": 4, "engine.sample": 4,
     "engine.cli": 5, "engine.runtime": 5, "engine.testing": 5, "engine.benchmark": 5, "engine.__main__": 5, "engine": 5,
     "kernels": KERNELS}
-KERNELS_MAY_IMPORT = ("engine.op", "engine.lang.words", "engine.dtypes", "engine.tensor", "kernels.quants", "numpy")
+KERNELS_MAY_IMPORT = ("engine.op", "engine.lang.words", "engine.dtypes", "engine.grids", "engine.tensor", "kernels", "numpy", "math")
 GPU_LIBRARIES = {"numba.cuda": "engine.backends.cuda", "cuda": "engine.backends.cuda", "pyopencl": "engine.backends.opencl",
                  "pycuda": "engine.backends.cuda", "cupy": "engine.backends.cuda"}
 COMPILERS = ("numba", "llvmlite")  # belong to the CPU backend, and to the CUDA backend's own folder

@@ -88,7 +88,8 @@ def test_one_device_through_two_drivers_is_used_once(caplog: pytest.LogCaptureFi
     with caplog.at_level(logging.INFO):
         r = Registry((), found=[CPU, point("cuda", DeviceType.GPU, device_id="0000:01:00.0"),
                                 point("opencl", DeviceType.GPU, device_id="0000:01:00.0")])
-    assert names(r.backends) == ["cuda", "cpu"] and names(r.all) == ["cuda", "opencl", "cpu"]
+        assert names(r.backends) == ["cuda", "cpu"]
+    assert names(r.all) == ["cuda", "opencl", "cpu"]
     assert "opencl is the same device as cuda (0000:01:00.0)" in caplog.text
     assert names(r.select(["opencl"])) == ["opencl", "cpu"]
 
@@ -165,3 +166,25 @@ def test_a_missing_plugin_folder_is_told(tmp_path: Path) -> None:
 
 def test_installed_entry_points_do_not_raise() -> None:
     assert isinstance(Registry(()).all, list)
+
+
+def test_what_is_never_used_by_default_is_looked_for_when_it_is_named() -> None:
+    looked: list[str] = []
+    slow = point("slow", DeviceType.CPU)
+    cls = slow.load()
+
+    class Slow(cls):
+        @classmethod
+        def may_be_default(kind) -> bool:
+            return False
+
+        @classmethod
+        def discover(kind, ops) -> list[Backend]:
+            looked.append("slow")
+            return super().discover(ops)
+
+    slow.load = lambda: Slow
+    r = Registry((), found=[CPU, slow])
+    assert names(r.select(None)) == ["cpu"] and r.get("cpu") and not looked
+    assert names(r.select("slow")) == ["slow", "cpu"] and looked == ["slow"]
+    assert names(r.all) == ["slow", "cpu"] and looked == ["slow"]

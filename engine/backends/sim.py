@@ -9,7 +9,7 @@ import numpy as np
 from engine.backend import HOST, Backend, Device, DeviceType, KernelRow, KernelTable, Plan
 from engine.errors import UnsupportedOp
 from engine.op import Call, Op, Step, Variant
-from engine.rewrite import insert_conversions
+from engine.rewrite import rewrite
 from engine.tensor import Tensor
 
 
@@ -52,8 +52,8 @@ class SimBackend(Backend):
         return [cls(ops)]
 
     def optimize(self, nodes: Sequence[Tensor], needed: Collection[Tensor] = ()) -> list[Step]:
-        """The split's nodes as steps, each conversion of an operand inserted once."""
-        return insert_conversions(self.table, nodes)
+        """The split's nodes as steps, each conversion of an operand inserted once, ops fused."""
+        return rewrite(self.table, nodes, needed)
 
     def prepare(self, steps: Sequence[Step]) -> SimPlan:
         return SimPlan([self._launch(step) for step in steps])

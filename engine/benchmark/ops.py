@@ -22,10 +22,10 @@ from engine.backend import Backend, BufferType, place
 from engine.benchmark.plans import Prepared, buffer_of, memory_of, plan_of
 from engine.benchmark.roofline import Roofline
 from engine.benchmark.timing import Machine, WrongResult, cache_nbytes, compile_seconds, machine, measure, rounded
-from engine.dtypes import DTYPES, I32, I64, Q8_X, RADIX, WEIGHT_BLOCKS, DType, from_bf16, to_bf16
+from engine.dtypes import DTYPES, I32, I64, IQ1_M, MXFP4, Q8_X, RADIX, WEIGHT_BLOCKS, DType, from_bf16, to_bf16
 from engine.errors import ShapeError
 from engine.gguf.quants import dequantize
-from engine.op import Call, Op
+from engine.op import Call, Op, Operand
 from engine.tensor import Tensor, leaf
 
 Array = np.ndarray[Any, Any]
@@ -60,6 +60,12 @@ SUITE: Mapping[str, tuple[tuple[str, str], ...]] = {
     "cpy": (("x=f32+y=f16,x=f16+y=f32", "c=512,n=576/3072"),),
     "silu": (("f32", _GATES),), "gelu": (("f32", _GATES),), "tanh": (("f32", _GATES),),
     "swiglu": (("f32", _GATES),), "geglu": (("f32", _GATES),),
+    "rms_norm_mul": (("f32", _ROWS),), "rms_norm_mul_add": (("f32", _ROWS),), "rms_norm_mul_quantize": (("f32", _ROWS),),
+    "swiglu_quantize": (("f32", _GATES),), "geglu_quantize": (("f32", _GATES),),
+    "mul_mat_id": (("q4_k,q8_0,f16", "e=32,m=768,k=2048,t=1/64,u=4 e=32,m=2048,k=768,t=1/64,u=4,xu=4"),),
+    "pack_keys": (("f32,f16", "t=512,kv=12,d=64"),), "ssm_conv": (("f32", "i=1536,n=4/515,w=4"),),
+    "ssm_scan": (("f32", "t=1/128,h=1536,n=16,an=16 t=1/128,h=24,p=64,n=128"),),
+    "rope_set_keys": (("y=f16", "r=1/512,h=3,d=64,half=32,m=4096 r=1/512,h=1,d=256,half=128,neox=1,m=4096"),),
 }
 
 
@@ -75,11 +81,16 @@ class OpCase:
 
     def node(self, operands: Mapping[str, Tensor]) -> Tensor:
         """A graph node of this call. Raises ShapeError where it is no legal one."""
-        return self.op(*(operands[o.name] for o in self.op.contract.operands), **self.params)
+        return self.op(*(operands.get(o.name) for o in self.op.contract.operands), **self.params)
 
     def leaves(self) -> dict[str, Tensor]:
         """The operands, without memory."""
-        return {o.name: leaf(DTYPES[self.types[o.name]], self.shape_of(o.dims), o.name) for o in self.op.contract.operands}
+        return {o.name: leaf(DTYPES[self.types[o.name]], self.shape_of(o.dims), o.name) for o in self.operands}
+
+    @property
+    def operands(self) -> list[Operand]:
+        """Those a call has: of what may be left out, only a mask."""
+        return [o for o in self.op.contract.operands if not o.optional or o.name == "mask"]
 
     def shape_of(self, dims: Sequence[str | int]) -> tuple[int, ...]:
         return tuple(d if isinstance(d, int) else self.sizes[d] for d in dims)
@@ -87,7 +98,7 @@ class OpCase:
     @property
     def type_names(self) -> str:
         """ "q4_0,f32->f32". """
-        operands = ",".join(self.types[o.name] for o in self.op.contract.operands)
+        operands = ",".join(self.types[o.name] for o in self.operands)
         return f"{operands}->{self.types[self.op.contract.result.name]}"
 
     def __str__(self) -> str:
@@ -187,12 +198,14 @@ def _types(op: Op, text: str) -> dict[str, str]:
 def make_data(case: OpCase, seed: int = 0) -> dict[str, Array]:
     """Stored elements of each operand: numbers of a model's size, causal masks, ids that are distinct where there is room."""
     rng = np.random.default_rng(seed)
-    return {o.name: _stored(rng, case, o.name, case.shape_of(o.dims), DTYPES[case.types[o.name]]) for o in case.op.contract.operands}
+    return {o.name: _stored(rng, case, o.name, case.shape_of(o.dims), DTYPES[case.types[o.name]]) for o in case.operands}
 
 
 def _stored(rng: np.random.Generator, case: OpCase, name: str, shape: tuple[int, ...], dtype: DType) -> Array:
     if dtype in (I32, I64):
         room = 32 * case.sizes["blocks"] if "blocks" in case.sizes else case.sizes["m"] if "m" in case.op.contract.dims else 1 << 12
+        if case.op.name == "mul_mat_id":
+            room = case.sizes["e"]
         count = math.prod(shape)
         ids = rng.permutation(room)[:count] if count <= room else rng.integers(0, room, count)
         return ids.astype(dtype.numpy).reshape(shape)
@@ -201,6 +214,8 @@ def _stored(rng: np.random.Generator, case: OpCase, name: str, shape: tuple[int,
     if name == "mask":
         last = shape[-1] - shape[-2] + np.arange(shape[-2])
         x = np.broadcast_to(np.where(np.arange(shape[-1]) <= last[:, None], 0, -np.inf), shape)
+    elif name == "a":  # decays of a state
+        x = -rng.uniform(0.5, 1, shape)
     elif name == "freqs":
         turns = 1e4 ** (-np.arange(shape[-1]) / shape[-1]) / (2 * np.pi)
         x = np.stack([turns.astype(np.float32), turns - turns.astype(np.float32)])
@@ -216,6 +231,10 @@ def _blocks(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> A
     for f in dtype.fields:
         if f.unit == "f16":
             out[f.name] = 0.01 * (1 + rng.random(out[f.name].shape, np.float32))
+    if dtype is MXFP4:
+        out["e"] = 121
+    if dtype is IQ1_M:  # its f16 scale is in the highest nibbles of four words
+        out["scales"] = (out["scales"] & 0x0FFF) | 0x2000
     return out
 
 
@@ -237,13 +256,14 @@ def values(stored: Array, dtype: DType) -> Array:
 CUTS: Mapping[str, tuple[str, ...]] = {
     "mul_mat": ("m", "n"), "quantize_rows": ("n",), "flash_attn_ext": ("t",), "soft_max": ("r",), "rope": ("t",), "rms_norm": ("c",),
     **dict.fromkeys(("add", "mul", "scale", "cpy", "silu", "gelu", "tanh", "swiglu", "geglu"), ("c",)),
+    **dict.fromkeys(("rms_norm_mul", "rms_norm_mul_add", "rms_norm_mul_quantize", "swiglu_quantize", "geglu_quantize"), ("c",)),
 }
 
 
 def nmse(case: OpCase, data: Mapping[str, Array], got: Array) -> float:
     """The error of the stored result `got` against the reference; infinite where NaN or infinities are in other places."""
     operands, have_stored = _cut(case, data, got)
-    decoded = [values(operands[o.name], DTYPES[case.types[o.name]]) for o in case.op.contract.operands]
+    decoded = [values(operands[n], DTYPES[case.types[n]]) if (n := o.name) in operands else None for o in case.op.contract.operands]
     kind = DTYPES[case.types[case.op.contract.result.name]]
     with np.errstate(all="ignore"):
         want = np.asarray(case.op.reference_of(decoded, case.params), np.float64)
@@ -269,7 +289,7 @@ def _cut(case: OpCase, data: Mapping[str, Array], got: Array) -> tuple[dict[str,
         else:
             chosen = {dim: 0}
         some = np.unique(np.linspace(0, case.sizes[dim] - 1, N_REFERENCE).round().astype(int))
-        for o in case.op.contract.operands:
+        for o in case.operands:
             for name in chosen:
                 if name in o.dims:
                     operands[o.name] = np.take(operands[o.name], some, o.dims.index(name))

@@ -23,6 +23,9 @@ COMMANDS = {
     "explain": "show where each node of a model's graph runs, and why",
     "inspect": "show the metadata and tensors of a GGUF file",
     "tokenize": "turn text into token ids",
+    "ops": "list which op runs on which device, with which types",
+    "check": "test every kernel of every device against the reference",
+    "show": "show what a kernel becomes: LLVM, assembly, OpenCL C, PTX",
     "bench": "measure tokens per second of models, and single ops",
     "cache": "show, clear or fill the cache of compiled kernels",
 }

@@ -38,8 +38,7 @@ from engine.cli.text import UsageError
 from engine.errors import DeviceError, ShapeError
 from engine.model import Model
 from engine.op import Op
-from engine.runtime import demo_model, load, registry
-from kernels import OPS
+from engine.runtime import demo_model, load, ops, registry
 
 FORMATS = ("md", "json", "jsonl", "csv")
 FLASH = {"on": True, "off": False, "auto": True, "1": True, "0": False, "-1": True}
@@ -353,9 +352,9 @@ def _cases(args: argparse.Namespace) -> list[OpCase]:
 
 
 def _ops(args: argparse.Namespace) -> list[Op]:
-    if unknown := [name for name in args.op or () if name not in OPS]:
-        raise UsageError(f"there is no op {unknown[0]!r}: {', '.join(sorted(OPS))} are known")
-    return [OPS[name] for name in (args.op or OPS)]
+    if unknown := [name for name in args.op or () if name not in ops()]:
+        raise UsageError(f"there is no op {unknown[0]!r}: {', '.join(sorted(ops()))} are known")
+    return [ops()[name] for name in (args.op or ops())]
 
 
 def _op_columns() -> list[Column]:

@@ -6,11 +6,11 @@ import argparse
 import json
 import sys
 
-from engine.backends.cpu.cache import ObjectCache
 from engine.cli.options import add_running
 from engine.cli.session import note, running, session
 from engine.cli.text import UsageError
 from engine.model import Context
+from engine.object_cache import ObjectCache
 from engine.settings import settings
 
 WARM = (512, 256, 64, 32, 16, 8, 7, 6, 5, 4, 3, 2, 1)  # batch sizes between which kernels change

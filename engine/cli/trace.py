@@ -47,7 +47,13 @@ def _events(stage: Stage, started: int, ends: list[int]) -> list[dict[str, Any]]
             stage.backend.name,
             begin,
             end,
-            {"op": one.step.op.name, "variant": one.variant, "shape": list(one.step.out.shape), "groups": one.binding.n_groups},
+            {
+                "op": one.step.op.name,
+                "variant": one.variant,
+                "shape": list(one.step.out.shape),
+                "groups": one.binding.n_groups,
+                "nodes": [node.name for node in one.step.replaces],
+            },
         )
         for one, begin, end in zip(launches, begins, ends, strict=True)
     ]

@@ -59,13 +59,7 @@ _LEAST_TENSOR_NBYTES = 8 + 4 + 4 + 8  # length of the name, number of dimensions
 _MAX_ELEMENTS = 2**63 - 1
 _DAMAGED = "the file is cut short or damaged: download or convert it again"
 # ggml's other types: id -> (name, elements of a block, its bytes). Their tensors are listed, not read.
-_UNREAD_TYPES: dict[int, tuple[str, int, int]] = {
-    10: ("q2_k", 256, 84), 11: ("q3_k", 256, 110), 16: ("iq2_xxs", 256, 66), 17: ("iq2_xs", 256, 74),
-    18: ("iq3_xxs", 256, 98), 19: ("iq1_s", 256, 50), 20: ("iq4_nl", 32, 18), 21: ("iq3_s", 256, 110),
-    22: ("iq2_s", 256, 82), 23: ("iq4_xs", 256, 136), 28: ("f64", 1, 8), 29: ("iq1_m", 256, 56),
-    34: ("tq1_0", 256, 54), 35: ("tq2_0", 256, 66), 39: ("mxfp4", 32, 17), 40: ("nvfp4", 64, 36),
-    41: ("q1_0", 128, 18), 42: ("q2_0", 64, 18),
-}  # fmt: skip
+_UNREAD_TYPES: dict[int, tuple[str, int, int]] = {9: ("q8_1", 32, 36), 15: ("q8_k", 256, 292), 28: ("f64", 1, 8)}
 # What people pass instead of a GGUF file: (first bytes, in lower case) -> what it is and what to do.
 _LOOKALIKES: tuple[tuple[bytes, str], ...] = (
     (b"<!do", "this is a web page: download the file itself, not the page about it"),

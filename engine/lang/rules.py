@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from engine.lang.tree import DATA, INDEX, NUMBER, Expr, Type
+from engine.lang.tree import DATA, INDEX, NUMBER, Expr, Table, Type
 
 VALUE = {"f32": "f32", "f16": "f32", "bf16": "f32", "i32": "i32", "u32": "u32", "u8": "i32", "i8": "i32", "u16": "i32", "i16": "i32",
          "i64": "index"}  # what reading an element gives
@@ -304,8 +304,30 @@ def _lane(word: str, args: Sequence[Expr]) -> Expr:
     return make("lane", x.type.kind, (x, j), varying=False)
 
 
+def entry(table: Table, i: Expr) -> Expr:
+    """`TABLE[i]`. The index is wrapped, so that lanes which take no part may hold any."""
+    n = table.values.size
+    if is_bare(i) or i.op == "const":
+        if not isinstance(i.data, int) or not 0 <= i.data < n:
+            raise Refusal(f"{table.name}[{i.data}] of {n} entries")
+        return const(int(table.values[i.data]), Type("u32"))
+    if i.type.kind not in INTEGERS:
+        raise Refusal(f"an index is an integer, not a {i.type}")
+    within = binary("and", operator.and_, i, const(n - 1)) if n > 1 else coerce(const(0), "index")
+    return make("table", "u32", (within,), table)
+
+
+def nibbles(table: Table, args: Sequence[Expr]) -> Expr:
+    _want(args, 1)
+    if table.values.size != 4:
+        raise Refusal(f"{table.name} has {4 * table.values.size} bytes, a table of 16 is wanted")
+    if args[0].type.kind != "u32":
+        raise Refusal("wants a u32 word of four bytes")
+    return make("nibbles", "u32", args, table)
+
+
 RULES: dict[str, Callable[[str, Sequence[Expr]], Expr]] = {
     "convert": _convert, "bits": _bits, "index": _index, "where": _where, "float": _float, "same": _same, "byte": _byte, "pack": _pack,
     "dot4": _dot4, "dot": _dot, "group": _group, "lane": _lane}
-__all__ = ["BITWISE", "COMPARISONS", "INDEX", "OPERATORS", "RULES", "VALUE", "Refusal", "binary", "coerce", "const", "is_bare", "make",
-           "negate", "space_of"]
+__all__ = ["BITWISE", "COMPARISONS", "INDEX", "OPERATORS", "RULES", "VALUE", "Refusal", "binary", "coerce", "const", "entry", "is_bare",
+           "make", "negate", "nibbles", "space_of"]

@@ -32,6 +32,7 @@ from engine.lang import binding
 from engine.lang.binding import Binding
 from engine.lang.function import Function
 from engine.lang.rules import VALUE
+from engine.lang.tree import Table
 from engine.lang.words import DECODERS
 from engine.op import Call, Variant, padded
 from engine.tensor import Tensor, row_major
@@ -501,6 +502,37 @@ def _dot(xs: tuple[Value, ...], ys: tuple[Value, ...], total: Number, low: int, 
     wrong = np.asarray(claimed != whole)
     _none(wrong, f"dot: total is {{}}, but the bytes of the second operand add up to {np.unique(whole).tolist()}", claimed)
     return Value(out[()], "i32", _joint_space((*xs, *ys, total)))
+
+
+# -- words: tables ----------------------------------------------------------------------------------------------
+
+
+class _Entries:
+    """A constant table."""
+
+    __slots__ = ("table",)
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+
+    def __getitem__(self, i: Any) -> Value:
+        values = self.table.values
+        if not isinstance(i, Value):
+            i = Value(_fit(_uniform_int(i, f"an index of {self.table.name}"), "i32"), "i32")
+        if i.elem not in ("i32", "u32"):
+            raise Refused(f"{self.table.name}: an index is an integer, not {_kind(i)}")
+        at = i.a.astype(np.int64)
+        _none((at < 0) | (at >= values.size), f"{self.table.name}: index {{}} is out of range, there are {values.size} entries", at)
+        return Value(values[at % values.size], "u32", _joint_space((i,)))
+
+
+def _nibbles(entries: Any, quad: Value) -> Value:
+    if not isinstance(entries, _Entries) or entries.table.values.size != 4:
+        raise Refused("nibbles() takes a table of 16 bytes first")
+    places = _bytes(quad, np.uint8)
+    _none((places > 15).any(-1), "nibbles: the bytes {} are not all in 0 .. 15", _rows(places))
+    found = entries.table.values.view(np.uint8)[places & 15]
+    return Value(found.view("<u4")[..., 0][()], "u32", _joint_space((quad,)))
 
 
 # -- words: across lanes ----------------------------------------------------------------------------------------
@@ -1243,9 +1275,9 @@ WORDS: dict[str, Any] = {
     "sqrt": _float_word("sqrt", np.sqrt), "rsqrt": _float_word("rsqrt", lambda a: np.float32(1) / np.sqrt(a)),
     **{f.__name__: _float_word(f.__name__, _through_f64(f)) for f in (np.exp, np.exp2, np.log, np.log1p, np.tanh, np.sin, np.cos)},
     "erf": _float_word("erf", _through_f64(_erf)), "byte": _byte_word(np.int8), "ubyte": _byte_word(np.uint8), "pack": _pack,
-    "dot4": _dot4, "dot": _dot, "group_sum": _across("group_sum", _tree_sum), "group_max": _across("group_max", np.fmax.reduce),
-    "group_min": _across("group_min", np.fmin.reduce), "lane": _lane, "barrier": _barrier, "INF": math.inf,
-    **dict.fromkeys(_DECODER_WORDS)}
+    "dot4": _dot4, "dot": _dot, "nibbles": _nibbles, "group_sum": _across("group_sum", _tree_sum),
+    "group_max": _across("group_max", np.fmax.reduce), "group_min": _across("group_min", np.fmin.reduce), "lane": _lane,
+    "barrier": _barrier, "INF": math.inf, **dict.fromkeys(_DECODER_WORDS)}
 """What every word means here; the three decoder words mean the functions of a block's format."""
 
 _HIDDEN = {"__builtins__": {}, "_keep": _keep, "_adopt": _adopt, "_locals": builtins.locals, "_quotient": _quotient,
@@ -1297,6 +1329,8 @@ def _resolve(text: _Text, name: str, constants: Mapping[str, int]) -> Any:
     found = text.function.globals.get(name)
     if isinstance(found, Function):
         return bind(found, constants)
+    if isinstance(found, Table):
+        return _Entries(found)
     if isinstance(found, int | float) and name.isupper():
         return found
     raise located(text.function, f"unknown name {name}: it is no parameter, constant, word or function of the language", *text.free[name])

@@ -1,9 +1,14 @@
-"""The typed tree: what the walk hands to every target. Expressions have types, names are unique, places are views with indices."""
+"""The typed tree: what the walk hands to every target. Expressions have types, names are unique, places are views with indices.
+
+`source` of a statement is the line of the kernel it comes from.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any, Union
+
+import numpy as np
 
 from engine.dtypes import DType
 
@@ -58,6 +63,17 @@ class Var:
         return hash(self.id)
 
 
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Constants that a kernel reads by subscript: 2^n words of 32 bits. `name` is an identifier, and no other table has it."""
+
+    name: str
+    values: np.ndarray  # uint32
+
+    def __str__(self) -> str:
+        return self.name
+
+
 @dataclass(eq=False, slots=True)
 class Expr:
     """One value. `op` says what `args` and `data` are; `space` is the lane space of a varying value."""
@@ -81,7 +97,7 @@ class Expr:
             return str(self.data.id)
         if self.op in ("group", "int", "float"):
             return str(self.data)
-        label = self.op if not isinstance(self.data, str) else f"{self.op}.{self.data}"
+        label = self.op if not isinstance(self.data, (str, Table)) else f"{self.op}.{self.data}"
         return f"{label}({', '.join(a.text() for a in self.args)})"
 
 
@@ -92,6 +108,7 @@ class Assign:
     var: Var
     value: Expr
     masked: bool
+    source: str = ""
 
 
 @dataclass(eq=False, slots=True)
@@ -99,6 +116,7 @@ class Store:
     view: str
     indices: tuple[Expr, ...]
     value: Expr
+    source: str = ""
 
 
 @dataclass(eq=False, slots=True)
@@ -107,6 +125,7 @@ class StoreField:
     field: str
     k: Expr
     value: Expr
+    source: str = ""
 
 
 @dataclass(eq=False, slots=True)
@@ -116,6 +135,7 @@ class Range:
     stop: Expr
     step: Expr
     body: list[Stmt] = field(default_factory=list)
+    source: str = ""
 
 
 @dataclass(eq=False, slots=True)
@@ -125,6 +145,7 @@ class Tiles:
     var: Var
     n: Expr
     body: list[Stmt] = field(default_factory=list)
+    source: str = ""
 
 
 @dataclass(eq=False, slots=True)
@@ -134,6 +155,7 @@ class Grid:
     vars: tuple[Var, ...]
     sizes: tuple[Expr, ...]
     body: list[Stmt] = field(default_factory=list)
+    source: str = ""
 
 
 @dataclass(eq=False, slots=True)
@@ -144,12 +166,14 @@ class Span:
     start: Expr
     limit: Expr
     body: list[Stmt] = field(default_factory=list)
+    source: str = ""
 
 
 @dataclass(eq=False, slots=True)
 class Only:
     condition: Expr
     body: list[Stmt] = field(default_factory=list)
+    source: str = ""
 
 
 @dataclass(eq=False, slots=True)
@@ -157,11 +181,12 @@ class If:
     condition: Expr
     body: list[Stmt] = field(default_factory=list)
     orelse: list[Stmt] = field(default_factory=list)
+    source: str = ""
 
 
 @dataclass(eq=False, slots=True)
 class Barrier:
-    pass
+    source: str = ""
 
 
 Stmt = Union[Assign, Store, StoreField, Range, Tiles, Grid, Span, Only, If, Barrier]

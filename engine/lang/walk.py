@@ -33,6 +33,7 @@ from engine.lang.tree import (
     Stmt,
     Store,
     StoreField,
+    Table,
     Tiles,
     Type,
     Var,
@@ -119,7 +120,7 @@ class Walk:
         if len(self.frames) > 16:
             raise Refusal("functions of the language do not call themselves")
         tree = _parse(function)
-        scope: dict[str, Any] = {p: self.once(a) for p, a in zip(function.parameters, args, strict=True)}
+        scope: dict[str, Any] = {p: self.once(a, p) for p, a in zip(function.parameters, args, strict=True)}
         self.frames.append(_Frame(function, [scope], _assigned(tree)))
         try:
             self.check_parameters(tree)
@@ -147,13 +148,13 @@ class Walk:
     def name_of(self, var: Var) -> Expr:
         return Expr("name", var.type, data=var, space=var.space)
 
-    def once(self, e: Expr) -> Expr:
-        """`e`, computed here: used again it is not computed again."""
+    def once(self, e: Expr, name: str = "t") -> Expr:
+        """`e`, computed here under a name of its own: used again it is not computed again."""
         if e.op in ("const", "name", "group", "int", "float", "view") or is_bare(e):
             return e
         if e.op == "tuple":
-            return Expr("tuple", e.type, tuple(self.once(a) for a in e.args))
-        var = self.fresh("t", e.type)
+            return Expr("tuple", e.type, tuple(self.once(a, f"{name}_{k}") for k, a in enumerate(e.args)))
+        var = self.fresh(name, e.type)
         var.space, var.homes = e.space, 1
         self.out.append(Assign(var, e, False))
         return self.name_of(var)
@@ -170,7 +171,7 @@ class Walk:
         if name == "INF":
             return const(INF)
         found = frame.function.globals.get(name)
-        if isinstance(found, (Function, Word)):
+        if isinstance(found, (Function, Word, Table)):
             return found
         if isinstance(found, (int, float)) and name.isupper():
             return const(found)
@@ -197,7 +198,7 @@ class Walk:
         if value.op == "tuple" or value.type.kind == "block":
             if home is not None and home is not frame.scopes[-1]:
                 self.fail(target, f"{name} is made outside and cannot be made again in a loop or a branch")
-            frame.scopes[-1][name] = self.once(value)
+            frame.scopes[-1][name] = self.once(value, name)
             return
         if is_bare(value):
             if not isinstance(value.data, int):
@@ -256,10 +257,13 @@ class Walk:
             method: Any = getattr(self, f"stmt_{type(s).__name__}", None)
             if method is None:
                 self.fail(s, f"`{type(s).__name__.lower()}` is not in the language")
+            done = len(self.out)
             try:
                 method(s)
             except Refusal as why:
                 self.fail(s, str(why))
+            for made in self.out[done:]:
+                made.source = made.source or self.frames[-1].function.source.splitlines()[s.lineno - 1].strip()
 
     @contextmanager
     def scope(self) -> Iterator[list[Stmt]]:
@@ -538,7 +542,8 @@ class Walk:
         if isinstance(found, Var):
             found = self.name_of(found)
         if not isinstance(found, Expr):
-            self.fail(node, f"{node.id} is a {'view' if isinstance(found, _View) else 'word or function'}, not a value")
+            kind = "view" if isinstance(found, _View) else "table" if isinstance(found, Table) else "word or function"
+            self.fail(node, f"{node.id} is a {kind}, not a value")
         if found.type.varying and self.space is not None and found.space not in (None, self.space, "caller"):
             self.fail(node, f"{node.id} belongs to {found.space} and is used inside {self.space}: lanes mean something else here")
         return found
@@ -612,6 +617,8 @@ class Walk:
             return self.name_of(var)
         if isinstance(base, Expr) and base.op == "tuple":
             return base.args[self.constant(node.slice)]
+        if isinstance(base, Table):
+            return rules.entry(base, self.expr(node.slice))
         if not isinstance(base, _View):
             self.fail(node, f"{node.value.id} takes no subscript")
         return self.read(base.name, self.indices(base.name, node.slice), node)
@@ -662,6 +669,8 @@ class Walk:
         callee = self.lookup(node.func.id, node)
         if isinstance(callee, Word) and callee.rule in ("inside", "first"):
             return self.about_span(callee, node)
+        if isinstance(callee, Word) and callee.rule == "table":
+            return self.through_table(callee, node)
         args = self.arguments(node)
         if isinstance(callee, Function):
             return self.inline(callee, args)
@@ -703,7 +712,7 @@ class Walk:
         out = []
         for k in range(self.constant(g.iter.args[0])):
             self.frames[-1].scopes.append({g.target.id: const(k)})
-            out.append(self.once(self.expr(node.elt)))
+            out.append(self.once(self.expr(node.elt), f"{g.target.id}_{k}"))
             self.frames[-1].scopes.pop()
         return out
 
@@ -720,6 +729,13 @@ class Walk:
         if found.space != self.space:
             self.fail(node, f"{found.data.name} belongs to {found.space}, not to {self.space}")
         return Expr("inside", Type("truth", True), data=found.data, space=self.space)
+
+    def through_table(self, word: Word, node: ast.Call) -> Expr:
+        name = node.args[0] if node.args else None
+        found = self.lookup(name.id, node) if isinstance(name, ast.Name) else None
+        if not isinstance(found, Table):
+            raise Refusal("takes a table first")
+        return rules.nibbles(found, [self.expr(a) for a in node.args[1:]])
 
     def decode(self, word: Word, args: list[Expr]) -> Expr:
         if not args or args[0].type.kind != "block" or args[0].type.view is None:

@@ -10,8 +10,12 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
+import numpy as np
+from numpy.typing import ArrayLike
+
 from engine.errors import KernelError
 from engine.lang.function import Function
+from engine.lang.tree import Table
 
 INF = float("inf")
 
@@ -102,10 +106,14 @@ dot4 = _word("dot4", "dot4(u32 x, u32 y, i32 acc, low, high)",
 dot = _word("dot", "dot((u32 ..) x, (u32 ..) y, i32 total, low, high)",
             "the sum of the products of all bytes -> i32; operands as for dot4; total must be the sum of y's bytes", "dot")
 
+# Constant tables: objects of a module, made by table(). TABLE[i] -> u32, for any integer i, U or V; i is below the number of entries.
+nibbles = _word("nibbles", "nibbles(TABLE, u32)",
+                "the four bytes 0 .. 15 of a word, each replaced by that byte of a table of 16 bytes (4 entries) -> u32", "table")
+
 # Blocks: the three functions of a quantised type. value = scale * (code - ZERO) - offset.
 codes = _word("codes", "codes(block, s, t)", "quad t (0 .. 7) of run s: four codes -> u32", "decoder")
 scale = _word("scale", "scale(block, s, t)", "the scale of that quad -> f32", "decoder")
-offset = _word("offset", "offset(block, s)", "what is taken off in run s -> f32", "decoder")
+offset = _word("offset", "offset(block, s, t)", "what is taken off there -> f32", "decoder")
 
 # Across lanes, in uniform flow only; the result is uniform. Lanes that take no part count with what they hold.
 group_sum = _word("group_sum", "group_sum(V f32 | V i32)", "the sum over the lanes, in an order fixed for a given LANES", "group")
@@ -117,8 +125,35 @@ barrier = _word("barrier", "barrier()", "orders the group's memory: what lanes w
 # Decided when a kernel is bound.
 LANES = Word("LANES", "LANES", "the number of lanes of a group: a constant", "constant")
 
+TABLES: dict[str, Table] = {}
 FUNCTIONS: list[Function] = []
 DECODERS: dict[str, dict[str, Function]] = {}
+
+
+def table(name: str, values: ArrayLike) -> Table:
+    """Constants that kernels read by subscript, in the memory a target keeps for constants.
+
+    Args:
+        name: an identifier in Python and C, one of a kind in the process.
+        values: integers of 32 bits or less, 2^n of them; bytes are joined, four to a word, the lowest first.
+
+    Raises:
+        KernelError: the name or the number of values is not allowed.
+    """
+    given = np.array(values, order="C")
+    if given.dtype.itemsize == 1 and given.size % 4 == 0:
+        made = Table(name, given.reshape(-1).view("<u4"))
+    else:
+        made = Table(name, given.astype(np.int64).astype(np.uint32).reshape(-1))
+    made.values.flags.writeable = False
+    n = made.values.size
+    if not (name.isidentifier() and name.isascii() and name.isupper()):
+        raise KernelError(f"table {name!r}: a name of capital letters, digits and _ is expected")
+    if not n or n & (n - 1):
+        raise KernelError(f"table {name}: {n} entries, but a power of two is expected: pad it")
+    if not np.array_equal(TABLES.get(name, made).values, made.values):
+        raise KernelError(f"table {name}: there is another table of this name")
+    return TABLES.setdefault(name, made)
 
 
 def function(fn: FunctionType) -> Function:

@@ -9,6 +9,7 @@ import numpy as np
 from engine.dtypes import F16, I32
 from engine.models.cache import KvCache
 from engine.models.hparams import Hparams
+from engine.models.rotary import table, turns
 from engine.models.weights import Weights, constant
 from engine.tensor import Tensor, input_tensor
 from kernels.arithmetic import add, mul
@@ -72,16 +73,17 @@ class Parts:
         base, scale = (self.h.rope_base_windowed, 1.0) if windowed else (self.h.rope_base, self.h.rope_scale)
         if (base, scale) not in self._tables:
             half = self.h.n_rot // 2
-            turns = base ** (-np.arange(half) / half) / (2 * np.pi) / scale
+            factors = None
             if not windowed and self.w.has("rope_freqs.weight"):
-                factors = self.w.plain("rope_freqs.weight", half)
-                turns = turns / factors.buffer.get(factors).view(np.float32)  # type: ignore[union-attr]
-            high = turns.astype(np.float32)
-            self._tables[base, scale] = constant(np.stack([high, (turns - high).astype(np.float32)]), f"rope_table_{base:g}")
+                stored = self.w.plain("rope_freqs.weight", half)
+                factors = stored.buffer.get(stored).view(np.float32)  # type: ignore[union-attr]
+            made = turns(half, base, scale, factors, None if windowed else self.h.yarn)
+            self._tables[base, scale] = constant(table(made), f"rope_table_{base:g}")
         return self._tables[base, scale]
 
     def rotate(self, x: Tensor, positions: Tensor, windowed: bool, name: str) -> Tensor:
-        return rope(x, positions, self.rope_table(windowed), neox=int(self.neox), name=name)
+        magnitude = self.h.yarn.magnitude(self.h.rope_scale) if self.h.yarn and not windowed else 1.0
+        return rope(x, positions, self.rope_table(windowed), neox=int(self.neox), magnitude=magnitude, name=name)
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, cache: KvCache, inputs: Inputs, il: int, factor: float) -> Tensor:
         """Write K and V of this batch, then attend to the visible cells: q [n, head, d] -> [n, head * e]."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from engine.errors import ModelError
+from engine.models.rotary import Yarn
 
 _REQUIRED = object()
 
@@ -29,6 +30,7 @@ class Hparams:
         window: sliding window in tokens, 0 for none; `windowed[il]` says which layers have it.
         rope_base_windowed: the base in those layers.
         logit_cap: final logits are cap * tanh(logits / cap), 0 for none.
+        yarn: how `rope_scale` is spread over frequencies, None for all alike.
     """
 
     architecture: str
@@ -50,6 +52,7 @@ class Hparams:
     windowed: tuple[bool, ...]
     rope_base_windowed: float
     logit_cap: float
+    yarn: Yarn | None = None
 
     @property
     def attention_scale(self) -> float:
@@ -123,19 +126,31 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, default_pattern: int
         keys.count("attention.value_length", head_k, largest=4096), n_rot,
         float(keys.number("attention.layer_norm_rms_epsilon")), base, _rope_scale(keys), window,
         _windowed(keys, n_layer, window, default_pattern), keys.positive("rope.freq_base_swa", min(base, 10000.0)),
-        float(keys.number("final_logit_softcapping", 0.0)))
+        float(keys.number("final_logit_softcapping", 0.0)), _yarn(keys, base))
 
 
 def _refuse(keys: Keys) -> None:
     if keys.number("expert_count", 0):
         raise ModelError(f"{keys.architecture} with experts is not supported yet: dense models are")
     kind = keys.metadata.get(f"{keys.architecture}.rope.scaling.type", "none")
-    if not isinstance(kind, str) or kind not in ("none", "linear"):
-        raise ModelError(f"rope scaling {kind!r} is not supported: none and linear are")
+    if not isinstance(kind, str) or kind not in ("none", "linear", "yarn"):
+        raise ModelError(f"rope scaling {kind!r} is not supported: none, linear and yarn are")
 
 
 def _rope_scale(keys: Keys) -> float:
     return keys.positive("rope.scaling.factor", keys.positive("rope.scale_linear", 1.0))
+
+
+def _yarn(keys: Keys, base: float) -> Yarn | None:
+    if keys.metadata.get(f"{keys.architecture}.rope.scaling.type") != "yarn":
+        return None
+    at = "rope.scaling"
+    share = float(keys.number(f"{at}.yarn_ext_factor", 1.0))
+    if base <= 1 or not 0 <= share <= 1:
+        raise ModelError(f"YaRN with a base of {base} and a share of {share}: a base above 1 and a share of 0 to 1 are expected")
+    return Yarn(keys.count(f"{at}.original_context_length", keys.number("context_length"), largest=1 << 30),
+                keys.positive(f"{at}.yarn_beta_fast", 32.0), keys.positive(f"{at}.yarn_beta_slow", 1.0),
+                share, keys.positive(f"{at}.attn_factor", 1.0) * keys.positive(f"{at}.yarn_attn_factor", 1.0))
 
 
 def _windowed(keys: Keys, n_layer: int, window: int, default_pattern: int) -> tuple[bool, ...]:

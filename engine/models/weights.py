@@ -15,6 +15,7 @@ from engine.dtypes import F32
 from engine.errors import ModelError
 from engine.gguf import GgufFile
 from engine.tensor import Tensor, leaf
+from kernels.arithmetic import mul
 from kernels.mul_mat import mul_mat
 
 PART_NBYTES = 2 << 20  # of a matrix copied at a time
@@ -58,12 +59,13 @@ class Weights:
         return leaf(found.dtype, found.shape, name)
 
     def plain(self, name: str, *shape: int) -> Tensor:
-        """A weight in the file's layout: norms, biases, embeddings for GET_ROWS. Large ones stay mapped."""
+        """A weight in the file's layout. Embeddings for GET_ROWS stay mapped; norms and biases lie where a backend multiplies by them."""
         if name not in self._plain:
             t = self.info(name, shape)
             if t.dtype.name not in ("f32", "f16", "bf16") and len(shape) == 1:
                 raise ModelError(f"tensor '{name}' is {t.dtype}: vectors are f32, f16 or bf16")
-            self._plain[name] = self._map(t)
+            where = self._beside(t)
+            self._plain[name] = self._map(t) if where is HOST else self._copy(t, where)
         return self._plain[name]
 
     def optional(self, name: str, *shape: int) -> Tensor | None:
@@ -104,6 +106,19 @@ class Weights:
                 if backend.supports(probe, {w: type}) or backend.supports(batch, {w: type}):
                     return type
         return HOST
+
+    def _beside(self, w: Tensor) -> BufferType:
+        """The memory of the first backend that takes a vector there; the host's for matrices."""
+        if len(w.shape) > 1:
+            return HOST
+        probe = mul(Tensor(F32, (1, *w.shape), name="x"), w, name=w.name)
+        return next((b.buffer_type for b in self.backends if b.supports(probe, {w: b.buffer_type})), HOST)
+
+    def _copy(self, t: Tensor, where: BufferType) -> Tensor:
+        buffer = where.allocate(where.nbytes_of(t), "weights")
+        buffer.set(place(t, buffer), self.file.data(t.name))
+        self.packed_nbytes += t.nbytes
+        return t
 
     def _map(self, t: Tensor) -> Tensor:
         """Leave a tensor in the mapped file; a small one is copied, for the system brings in many pages around each one that is read."""

@@ -67,7 +67,7 @@ class Executable:
             offload, strict, allowed: as in `schedule`.
             pool: compute memory shared with other executables; they take turns, and inputs are set anew after each turn.
             id_limits: for inputs that hold row ids, the number of rows; ids out of range are refused by `set`.
-            reuse: whether tensors may share memory. Without it every tensor of the graph can be read after a run.
+            reuse: whether tensors may share memory or be left out. Without it every tensor of the graph can be read after a run.
 
         Raises:
             Unplaceable: a node nobody takes.
@@ -100,7 +100,7 @@ class Executable:
         self._require_open()
         self._release()
         self.schedule: Schedule = schedule(self.graph, self.backends, pins=self.pins, **self._options)
-        self._stages = _stages(self.schedule)
+        self._stages = _stages(self.schedule, self._reuse)
         self.memory = plan_memory(self._uses(), [(t, self._home(t)) for t in self.graph.inputs], self.graph.outputs, reuse=self._reuse)
         self._kept = self._roots_kept()
         self._touches = self._touched()
@@ -282,8 +282,8 @@ class Executable:
         return explain(self.schedule, [stage.made for stage in self._stages])
 
 
-def _stages(plan: Schedule) -> list[Stage]:
-    """Each split after its backend's own rewriting, with twins for what it copies in."""
+def _stages(plan: Schedule, reuse: bool) -> list[Stage]:
+    """Each split after its backend's own rewriting, with twins for what it copies in. Without `reuse` no node is left out."""
     twins: dict[tuple[Tensor, Backend], Tensor] = {}
     stages = []
     for part in plan.splits:
@@ -294,7 +294,7 @@ def _stages(plan: Schedule) -> list[Stage]:
             dst = Tensor(src.dtype, src.shape, name=f"{here.name}#{src.name}", strides=src.strides)
             twins[src, here] = dst
             copies.append(Copy(src, dst, type))
-        made = here.optimize(part.nodes, part.needed)
+        made = here.optimize(part.nodes, part.needed if reuse else frozenset(part.nodes))
         replaced = [n for step in made for n in step.replaces]
         assert len(replaced) == len(part.nodes) and set(replaced) == set(part.nodes), f"{here.name} lost or doubled nodes of its split"
         stages.append(Stage(here, copies, [_with_twins(step, here, twins) for step in made], made))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,12 +42,23 @@ class CopyLine:
 
 
 @dataclass(frozen=True)
+class FusedLine:
+    """A step that stands for several ops: its op, the ops as a pattern of its operands, what it writes, and the nodes it replaces."""
+
+    op: str
+    stands_for: str
+    writes: str
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class SplitLine:
-    """One split: its backend, how many nodes it stands for, how many steps run, which of them the backend added."""
+    """One split: its backend, how many nodes it stands for, how many steps run, which are fused, which the backend added."""
 
     backend: str
     n_nodes: int
     n_steps: int
+    fused: tuple[FusedLine, ...]
     added: tuple[str, ...]
     copies: tuple[CopyLine, ...]
 
@@ -96,6 +107,7 @@ class Explanation:
                 f"{c.tensor} from {c.source} ({_size(c.nbytes)})" for c in part.copies) if part.copies else ""
             added = ", added: " + ", ".join(f"{n} x {op}" for op, n in Counter(part.added).items()) if part.added else ""
             out.append(f"split {i}: {part.backend}, {_count(part.n_nodes, 'node')} in {_count(part.n_steps, 'step')}{added}{copies}")
+            out += [f"  fused: {n} x {op} = {ops}" for (op, ops), n in Counter((f.op, f.stands_for) for f in part.fused).items()]
             out += inside.get(i, [])
         if self.n_views:
             out += [f"views: {self.n_views}", *inside[None]]
@@ -109,6 +121,7 @@ class Explanation:
             "nodes": [{"name": n.name, "op": n.op, "types": list(n.types), "shape": list(n.shape), "backend": n.backend, "cause": n.cause,
                        "split": n.split, "variant": n.variant, "fused_into": n.fused_into or None} for n in self.nodes],
             "splits": [{"index": i, "backend": s.backend, "n_nodes": s.n_nodes, "n_steps": s.n_steps, "added": list(s.added),
+                        "fused": [{"op": f.op, "stands_for": f.stands_for, "writes": f.writes, "nodes": list(f.nodes)} for f in s.fused],
                         "copies": [{"tensor": c.tensor, "from": c.source, "nbytes": c.nbytes} for c in s.copies]}
                        for i, s in enumerate(self.splits)],
         }
@@ -146,7 +159,14 @@ def _variant(backend: Backend, step: Step) -> str:
 
 def _split_line(plan: Schedule, part: Split, steps: Sequence[Step]) -> SplitLine:
     copies = tuple(CopyLine(t.name, plan.placement.at[t.root].name, part.backend.buffer_type.nbytes_of(t)) for t in part.copies)
-    return SplitLine(part.backend.name, len(part.nodes), len(steps), tuple(s.op.name for s in steps if not s.replaces), copies)
+    added = tuple(s.op.name for s in steps if not s.replaces)
+    return SplitLine(part.backend.name, len(part.nodes), len(steps), tuple(_fused_lines(steps)), added, copies)
+
+
+def _fused_lines(steps: Sequence[Step]) -> Iterator[FusedLine]:
+    for s in steps:
+        if s.op.fuses is not None and all(node.op is not s.op for node in s.replaces):
+            yield FusedLine(s.op.name, str(s.op.fuses), s.out.name, tuple(node.name for node in s.replaces))
 
 
 def _count(n: int, what: str) -> str:

@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.backends.cpu.cache import MAGIC, ObjectCache
 from engine.backends.cpu.compile import ENTRY, Compiler, Request
 from engine.backends.cpu.features import features
 from engine.backends.cpu.words import Features
 from engine.dtypes import F16, F32, Q4_1
 from engine.lang.function import Function
-from engine.lang.tree import ViewType
+from engine.lang.tree import Table, ViewType
 from engine.lang.words import DECODERS, codes, f32, function, lanes, ubyte
+from engine.object_cache import MAGIC, ObjectCache
 
 ROOT = Path(__file__).parents[2]
 FACTOR = 3
@@ -267,6 +267,22 @@ def test_the_key_sees_the_decoders_of_its_formats(monkeypatch: pytest.MonkeyPatc
     assert request().key() == plain  # a kernel without such a block does not care
 
 
+def test_the_key_sees_the_values_of_tables() -> None:
+    def reading(row, y, n):
+        for i in lanes(n):
+            y[row, i] = f32(ubyte(KEYED[i], 0))
+
+    def key_with(values: list[int]) -> str:
+        made = Function(reading)
+        made.fn.__globals__["KEYED"] = Table("KEYED", np.array(values, np.uint32))
+        try:
+            return request(made, views={"y": ViewType(F32, 2)}).key()
+        finally:
+            del made.fn.__globals__["KEYED"]
+
+    assert key_with([1, 2]) == key_with([1, 2]) != key_with([1, 3])
+
+
 # -- other processes --------------------------------------------------------------------------------------------
 
 ADD = """
@@ -319,7 +335,7 @@ def test_several_processes_fill_one_cache(tmp_path: Path) -> None:
 def test_an_edited_helper_of_another_file_is_seen_by_the_next_process(tmp_path: Path) -> None:
     """Numba's own cache would not see it."""
     (tmp_path / "plugged.py").write_text(textwrap.dedent("""
-        from engine.backends.cpu.cache import ObjectCache
+        from engine.object_cache import ObjectCache
         from engine.backends.cpu.compile import ENTRY, Compiler, Request
         from engine.backends.cpu.features import features
         from engine.dtypes import F32

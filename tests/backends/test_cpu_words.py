@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 import kernels.quants  # noqa: F401 (the decoders of block formats)
-from engine.backends.cpu.cache import ObjectCache
 from engine.backends.cpu.compile import ENTRY, Compiler, Request
 from engine.backends.cpu.features import features, host_features
 from engine.backends.cpu.words import Features
@@ -52,6 +51,7 @@ from engine.lang.words import (
     log1p,
     maximum,
     minimum,
+    nibbles,
     only,
     pack,
     private,
@@ -62,11 +62,13 @@ from engine.lang.words import (
     span,
     sqrt,
     static,
+    table,
     tanh,
     u32,
     ubyte,
     where,
 )
+from engine.object_cache import ObjectCache
 
 COMPILER = Compiler(ObjectCache(None))
 PORTABLE: frozenset[str] = frozenset()
@@ -855,9 +857,55 @@ def test_lanes_that_take_no_part_touch_no_memory(width: Features) -> None:
         assert np.array_equal(y, np.where(i < 3, x[(i + n - 3) % n], np.where(i >= 5, x[i - 5], -7)))
 
 
+# -- tables -----------------------------------------------------------------------------------------------------
+
+ENTRIES = np.random.default_rng(5).integers(0, 2**32, 64, np.uint32)
+SIXTEEN = np.random.default_rng(6).integers(-128, 128, 16).astype(np.int8)
+MANY, BYTES = table("CPU_MANY", ENTRIES), table("CPU_BYTES", SIXTEEN)
+
+
+def looked_up(row, x, y, z, n):
+    for i in lanes(n):
+        y[row, i] = i32(MANY[x[row, i]])
+        z[row, i] = i32(nibbles(BYTES, u32(x[row, i])))
+
+
+def looked_up_one_by_one(row, x, y, z, n):
+    for i in range(n):
+        y[row, i] = i32(MANY[u32(x[row, i])])
+        z[row, i] = i32(nibbles(BYTES, u32(x[row, i])))
+
+
+def by_span(row, x, y, z, n):
+    for i in lanes(n):
+        y[row, i] = i32(MANY[i])
+        z[row, i] = i32(MANY[i % 8 + 1])
+
+
+@pytest.mark.parametrize("kernel", [looked_up, looked_up_one_by_one])
+@FORM
+def test_tables(kernel: FunctionType, form: Features) -> None:
+    bytes_ = np.random.default_rng(7).integers(0, 16, (3, 37, 4)).astype(np.uint8)
+    x = np.ascontiguousarray(bytes_).view(np.int32)[..., 0]
+    y, z = np.zeros((2, 3, 37), np.int32)
+    run(kernel, form, (3,), x=x, y=y, z=z, n=37)
+    assert np.array_equal(y, ENTRIES.view(np.int32)[x & 63])  # an index is wrapped
+    assert np.array_equal(z, np.ascontiguousarray(SIXTEEN[bytes_]).view(np.int32)[..., 0])
+
+
+@WIDTHS
+def test_a_table_read_at_the_lanes_own_index(width: Features) -> None:
+    """Lanes past the end of the table take no part."""
+    for n in (1, 37, 61, 64):
+        x, y, z = np.zeros((3, 1, n), np.int32)
+        run(by_span, width, x=x, y=y, z=z, n=n)
+        assert np.array_equal(y[0], ENTRIES.view(np.int32)[:n])
+        assert np.array_equal(z[0], ENTRIES.view(np.int32)[np.arange(n) % 8 + 1])
+
+
 # -- integer dot products ---------------------------------------------------------------------------------------
 
-RANGES = [(0, 15), (0, 31), (0, 63), (0, 127), (0, 255), (-127, 127), (-128, 127)]
+RANGES = [(0, 2), (0, 15), (0, 31), (0, 63), (0, 127), (0, 255), (-12, 12), (-43, 43), (-127, 113), (-127, 127), (-128, 127)]
 
 
 def products(row, x, y, out, n):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from engine.backends.cpu import CpuBackend
+from engine.backends.sim import SimBackend
 from engine.dtypes import F32, WEIGHT_BLOCKS, DType
 from engine.errors import ShapeError
 from engine.gguf.quants import dequantize
@@ -27,6 +28,28 @@ def test_any_bytes_are_decoded_to_the_bit(dtype: DType, cpu: CpuBackend, run_see
     raw = np.random.default_rng(run_seed).integers(0, 256, (64, 4 * dtype.nbytes), np.uint8)
     got, _ = run_guarded(cpu, example(dtype, raw.reshape(-1).view(dtype.numpy).reshape(64, 4), np.arange(64, dtype="i4")))
     assert np.array_equal(got, dequantize(raw, dtype), equal_nan=True)
+
+
+@pytest.mark.parametrize("byte", [0x00, 0x55, 0x77, 0x7F, 0x80, 0xFF])
+@pytest.mark.parametrize("dtype", WEIGHT_BLOCKS, ids=str)
+def test_codes_at_the_ends_of_their_range(dtype: DType, byte: int, cpu: CpuBackend) -> None:
+    """All bits set, none, the highest and the lowest code of signed types; a scale of 1 where the format has an f16 field for it."""
+    raw = np.full((2, 2 * dtype.nbytes), byte, np.uint8).reshape(-1).view(dtype.numpy).reshape(2, 2)
+    for f in dtype.fields:
+        if f.unit == "f16":
+            raw[f.name] = 1
+    got, _ = run_guarded(cpu, example(dtype, raw, np.arange(2, dtype="i4")))
+    assert np.array_equal(got, dequantize(raw.view(np.uint8).reshape(2, -1), dtype), equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", WEIGHT_BLOCKS, ids=str)
+def test_any_bytes_in_plain_python(dtype: DType, run_seed: int) -> None:
+    """The texts of the decoders, with every index checked, where runs and quads vary by lane and where they do not."""
+    raw = np.random.default_rng(run_seed).integers(0, 256, (2, 2 * dtype.nbytes), np.uint8)
+    for n_lanes in (1, 16):
+        sim = SimBackend([OPS["get_rows"]], lanes=n_lanes)
+        got, _ = run_guarded(sim, example(dtype, raw.reshape(-1).view(dtype.numpy).reshape(2, 2), np.arange(2, dtype="i4")))
+        assert np.array_equal(got, dequantize(raw, dtype), equal_nan=True)
 
 
 @pytest.mark.parametrize("integer", ["i4", "i8"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ def example(x: Array, positions: list[int], half: int, neox: int, base: float = 
     high = turns.astype("f4")
     freqs = np.stack([high, (turns - high).astype("f4")])
     arrays = {"x": x, "pos": np.array(positions, "i4"), "freqs": freqs}
-    return Example.of(OPS["rope"], ("rope", ("f32", "i32", "f32", "f32")), arrays, neox=neox)
+    return Example.of(OPS["rope"], ("rope", ("f32", "i32", "f32", "i32", "f32")), arrays, neox=neox)
 
 
 def heads(seed: int, t: int, n: int) -> Array:
@@ -63,3 +64,40 @@ def test_position_zero_changes_little_and_length_is_kept(neox: int, cpu: CpuBack
 def test_too_many_rotated_dimensions_are_refused(cpu: CpuBackend) -> None:
     with pytest.raises(ShapeError, match="rotated dimensions"):
         run_guarded(cpu, example(heads(0, 1, 7), [0], 4, 0))
+
+
+@pytest.mark.parametrize("neox", [0, 1])
+def test_the_magnitude_multiplies_what_is_rotated(neox: int, cpu: CpuBackend, run_seed: int) -> None:
+    x = heads(run_seed, 3, 37)
+    made = example(x, [0, 5, 999], 11, neox)
+    larger = replace(made, params={**made.params, "magnitude": 1.5})
+    got, plain = check_call(cpu, larger), check_call(cpu, made)
+    assert np.allclose(got[..., :22], 1.5 * plain[..., :22], rtol=0, atol=4e-6) and np.array_equal(got[..., 22:], x[..., 22:])
+
+
+@pytest.mark.parametrize("neox", [0, 1])
+def test_half_floats_are_rounded_once(neox: int, cpu: CpuBackend, run_seed: int) -> None:
+    x = heads(run_seed, 3, 32).astype("f2")
+    wide, _ = run_guarded(cpu, example(x.astype("f4"), [1, 2, 4096], 16, neox))
+    made = example(x.astype("f4"), [1, 2, 4096], 16, neox)
+    got = check_call(cpu, Example.of(OPS["rope"], ("rope", ("f16", "i32", "f32", "i32", "f16")), {**made.operands, "x": x}, neox=neox))
+    assert got.dtype == np.float16 and np.array_equal(got, wide.astype("f2"))
+
+
+def test_axes_choose_the_position_of_each_pair(cpu: CpuBackend, run_seed: int) -> None:
+    """Three axes at the same positions are one; else each pair turns as if its axis were the only one. Wrong axes are clamped."""
+    x, half = heads(run_seed, 3, 32), 16
+    one = example(x, [7, 80, 900], half, 1)
+    positions = np.array([[7, 80, 900], [3, 4, 5], [1000, 2000, 3000]], "i4")
+    axes = np.array([0, 1, 2, 2] * 4, "i4")
+    key = ("rope", ("f32", "i32", "f32", "i32", "f32"))
+    same, _ = run_guarded(cpu, Example.of(OPS["rope"], key, {**one.operands, "pos": positions[[0, 0, 0]], "axes": axes}, neox=1))
+    assert np.array_equal(same, run_guarded(cpu, one)[0])
+    mixed = check_call(cpu, Example.of(OPS["rope"], key, {**one.operands, "pos": positions, "axes": axes}, neox=1))
+    for axis in range(3):
+        alone, _ = run_guarded(cpu, example(x, positions[axis].tolist(), half, 1))
+        pairs = np.flatnonzero(axes == axis)
+        assert np.array_equal(mixed[..., [*pairs, *(pairs + half)]], alone[..., [*pairs, *(pairs + half)]])
+    wild = np.where(axes == 0, -5, np.where(axes == 2, 1 << 30, axes)).astype("i4")
+    clamped = check_call(cpu, Example.of(OPS["rope"], key, {**one.operands, "pos": positions, "axes": wild}, neox=1))
+    assert np.array_equal(clamped, mixed)

@@ -44,6 +44,7 @@ from engine.lang.words import (
     lanes,
     maximum,
     minimum,
+    nibbles,
     offset,
     only,
     pack,
@@ -54,6 +55,7 @@ from engine.lang.words import (
     scale,
     span,
     static,
+    table,
     u32,
     ubyte,
     where,
@@ -519,6 +521,22 @@ def test_dot4_and_dot_agree() -> None:
     assert evaluate(kernel, np.arange(6, dtype=np.int32) * 1234567, types={"y": (I32,)}).tolist() == [5] * 6
 
 
+SQUARES = table("SIM_SQUARES", [k * k for k in range(8)])
+BYTES = table("SIM_BYTES", (np.arange(16) - 5).astype(np.int8))
+
+
+@WIDTHS
+def test_tables(n_lanes: int) -> None:
+    """The tail's lanes hold no index of their own."""
+    def kernel(r, x, y, n):
+        for i in lanes(n):
+            y[r, i] = i32(SQUARES[x[r, i]] + SQUARES[u32(x[r, i]) ^ 1] + SQUARES[r]) + byte(nibbles(BYTES, u32(x[r, i]) << 8), 1)
+
+    ids = np.random.default_rng(0).integers(0, 8, (3, 37)).astype(np.int32)
+    got = run(make("x[r, n] -> y[r, n]", kernel, types={"x": (I32,), "y": (I32,)}), tensor_of(ids), n_lanes=n_lanes)
+    assert np.array_equal(got, ids**2 + (ids ^ 1) ** 2 + np.arange(3)[:, None] ** 2 + ids - 5)
+
+
 # -- what is refused --------------------------------------------------------------------------------------------
 
 
@@ -532,6 +550,28 @@ def refuse(kernel: Any, message: str, x: np.ndarray | None = None, line: str = "
         with open(__file__) as f:
             assert line in f.read().splitlines()[caught.value.line - 1]
     return caught.value
+
+
+def test_an_index_outside_a_table() -> None:
+    def kernel(r, x, y, n):
+        for i in lanes(n):
+            y[r, i] = i32(SQUARES[x[r, i]])
+
+    def uniform(r, x, y, n):
+        y[r, 0] = i32(SQUARES[n + 5])
+
+    def bytes_above(r, x, y, n):
+        for i in lanes(n):
+            y[r, i] = i32(nibbles(BYTES, u32(x[r, i])))
+
+    def no_table(r, x, y, n):
+        y[r, 0] = i32(nibbles(SQUARES, u32(1)))
+
+    ids = {"x": np.array([[0, 16]], np.int32), "types": {"x": (I32,), "y": (I32,)}}
+    refuse(kernel, "SIM_SQUARES: index 16 is out of range, there are 8 entries", line="SQUARES[x[r, i]]", **ids)
+    refuse(uniform, "SIM_SQUARES: index 8 is out of range", x=np.zeros((1, 3), np.int32), types=ids["types"])
+    refuse(bytes_above, r"nibbles: the bytes \[16, 0, 0, 0\] are not all in 0 .. 15", **ids)
+    refuse(no_table, "takes a table of 16 bytes first", **ids)
 
 
 def test_an_index_out_of_range() -> None:

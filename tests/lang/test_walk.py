@@ -55,6 +55,7 @@ from engine.lang.words import (
     lane,
     lanes,
     maximum,
+    nibbles,
     offset,
     only,
     pack,
@@ -62,6 +63,7 @@ from engine.lang.words import (
     scale,
     span,
     static,
+    table,
     u32,
     where,
 )
@@ -70,6 +72,8 @@ VIEWS = {"x": ViewType(F32, 2), "y": ViewType(F32, 2), "h": ViewType(F16, 2), "i
          "w": ViewType(Q4_1, 2), "q": ViewType(Q8_X, 2), "packed": ViewType(Q4_1, 2, layout="lanes8")}
 GROUPS, INTS, FLOATS = ("row", "col"), ("n", "m"), ("eps",)
 LEVELS = 3  # a constant of this module
+SQUARES = table("WALK_SQUARES", [k * k for k in range(8)])
+BYTES = table("WALK_BYTES", range(16)[::4])
 
 
 def walk(fn: FunctionType | Function, **constants: int) -> Kernel:
@@ -924,6 +928,42 @@ def without_a_return(v):
     t = v + 1.0
 
 
+@mistake("an index is an integer, not a varying f32", at="SQUARES[x")
+def float_index_of_a_table(row, x, y, n):
+    for i in lanes(n):
+        y[row, i] = f32(i32(SQUARES[x[row, i]]))
+
+
+@mistake("WALK_SQUARES[8] of 8 entries", at="SQUARES[8]")
+def constant_index_outside_a_table(row, y):
+    y[row, 0] = f32(i32(SQUARES[8]))
+
+
+@mistake("SQUARES is a table, not a value", at="SQUARES + 1")
+def table_as_a_value(row, y):
+    y[row, 0] = f32(SQUARES + 1)
+
+
+@mistake("SQUARES is no view", at="SQUARES[0]")
+def table_that_is_written(row, y):
+    SQUARES[0] = u32(1)
+
+
+@mistake("nibbles: takes a table first", at="nibbles(ids")
+def nibbles_without_a_table(row, ids, y):
+    y[row, 0] = f32(i32(nibbles(ids[0], u32(1))))
+
+
+@mistake("nibbles: WALK_SQUARES has 32 bytes, a table of 16 is wanted", at="nibbles(SQUARES")
+def nibbles_of_a_larger_table(row, y):
+    y[row, 0] = f32(i32(nibbles(SQUARES, u32(1))))
+
+
+@mistake("nibbles: wants a u32 word of four bytes", at="nibbles(BYTES")
+def nibbles_of_a_signed_number(row, y):
+    y[row, 0] = f32(i32(nibbles(BYTES, i32(1))))
+
+
 @mistake("without_a_return must end in `return value`", at="def without_a_return")
 def calls_a_function_without_a_return(row, x, y):
     y[row, 0] = without_a_return(x[row, 0])
@@ -1144,11 +1184,41 @@ def test_functions_are_inlined_and_their_operands_computed_once() -> None:
     assert [s.value.op for s in k.body] == ["read", "add", "add", "name"]
 
 
+def test_a_table_is_read_at_a_wrapped_index() -> None:
+    def kernel(row, x, ids, y, n):
+        for i in lanes(n):
+            y[row, i] = f32(i32(SQUARES[ids[i]])) + f32(i32(SQUARES[row])) + f32(i32(SQUARES[3])) + f32(i32(SQUARES[i]))
+
+    entries: list[Expr] = []
+
+    def look(e: Expr) -> None:
+        entries.extend([e] if e.op == "table" or e.constant == 9 else [])
+        for a in e.args:
+            look(a)
+
+    (store,) = of(walk(kernel), Store)
+    look(store.value)
+    assert [str(e.type) for e in entries] == ["varying u32", "uniform u32", "uniform u32", "varying u32"]
+    assert [e.data for e in entries] == [SQUARES, SQUARES, 9, SQUARES]
+    assert [(e.args[0].op, e.args[0].args[1].constant) for e in entries if e.args] == [("and", 7)] * 3
+    assert "WALK_SQUARES" in entries[0].text()
+
+
+def test_nibbles_take_a_table_of_16_bytes() -> None:
+    def kernel(row, ids, y, n):
+        for i in lanes(n):
+            y[row, i] = f32(i32(nibbles(BYTES, u32(ids[i]))))
+
+    (store,) = of(walk(kernel), Store)
+    e = store.value.args[0].args[0]
+    assert (e.op, e.data, str(e.type)) == ("nibbles", BYTES, "varying u32")
+
+
 def test_decoders_are_inlined_by_the_view_s_format() -> None:
     def kernel(row, w, q, y, n):
         for b, t in lanes(n, 8):
             block = w[row, b]
-            y[row, 8 * b + t] = f32(byte(codes(block, 0, t), 0)) * scale(block, 0, t) - offset(block, 0)
+            y[row, 8 * b + t] = f32(byte(codes(block, 0, t), 0)) * scale(block, 0, t) - offset(block, 0, t)
 
     assert kernels.OPS
     k = walk(kernel)

@@ -38,6 +38,7 @@ class Small:
     base: float = 10000.0
     base_windowed: float = 10000.0
     scale: float = 1.0  # positions are divided by it, where there is no window
+    yarn_ctx: int = 0  # YaRN from this context length on, 0 for none
     windows: tuple[int, ...] = (0, 0)
     cap: float = 0.0
     is_tied: bool = True
@@ -113,7 +114,9 @@ def metadata(s: Small, **changes: Any) -> dict[str, Any]:
         keys[f"{a}.attention.sliding_window_pattern"] = [bool(w) for w in s.windows]
         keys[f"{a}.rope.freq_base_swa"] = s.base_windowed
     if s.scale != 1:
-        keys |= {f"{a}.rope.scaling.type": "linear", f"{a}.rope.scaling.factor": s.scale}
+        keys |= {f"{a}.rope.scaling.type": "yarn" if s.yarn_ctx else "linear", f"{a}.rope.scaling.factor": s.scale}
+    if s.yarn_ctx:
+        keys[f"{a}.rope.scaling.original_context_length"] = s.yarn_ctx
     if s.cap:
         keys[f"{a}.final_logit_softcapping"] = s.cap
     keys |= {name.replace("__", "."): value for name, value in changes.items()}
@@ -184,9 +187,16 @@ def _rotated(s: Small, x: Array, factors: Array | None, window: int) -> Array:
     """Pairs (2i, 2i + 1), or for gemma3 (i, i + n_rot / 2), turned by position * base^(-2i / n_rot)."""
     half = s.n_rot // 2
     theta = (s.base_windowed if window else s.base) ** (-2.0 * np.arange(half) / s.n_rot)
+    magnitude = 1.0
     if not window:
-        theta = theta / s.scale / (1 if factors is None else factors)
-    z = np.exp(1j * np.arange(len(x))[:, None] * theta)[:, None]
+        own = theta / (1 if factors is None else factors)
+        theta = own / s.scale
+        if s.yarn_ctx:  # pairs of 32 turns and more within the old context keep their frequency, those below 1 turn are stretched
+            fast, slow = (half * np.log(s.yarn_ctx / (n * 2 * np.pi)) / np.log(s.base) for n in (32, 1))
+            fast, slow = max(0, np.floor(fast)), min(s.n_rot - 1, np.ceil(slow))
+            stretch = np.clip((np.arange(half) - fast) / max(0.001, slow - fast), 0, 1)
+            theta, magnitude = theta * stretch + own * (1 - stretch), 1 + 0.1 * np.log(s.scale)
+    z = magnitude * np.exp(1j * np.arange(len(x))[:, None] * theta)[:, None]
     first, second = (slice(0, half), slice(half, s.n_rot)) if s.is_gemma else (slice(0, s.n_rot, 2), slice(1, s.n_rot, 2))
     turned = (x[..., first] + 1j * x[..., second]) * z
     out = x.copy()

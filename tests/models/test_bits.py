@@ -12,6 +12,7 @@ from float64_models import GEMMA, LLAMA, Small, weights, write
 
 from engine.model import Context, Model
 from engine.runtime import load
+from engine.settings import override
 
 TYPES = {
     "attn_q": "q4_1",
@@ -64,6 +65,14 @@ def whole(model: Model) -> np.ndarray:
 @pytest.mark.parametrize("threads", [1, 2, 3, 5])
 def test_any_number_of_threads(model: Model, whole: np.ndarray, threads: int) -> None:
     assert np.array_equal(fresh(model, IDS[:300], [270, 1], threads=threads), whole[:300])
+
+
+def test_fused_or_not(model: Model, whole: np.ndarray) -> None:
+    with override(fuse=False), model.context(1024) as context:
+        assert np.array_equal(run(context, IDS[:300], [270, 1]), whole[:300])
+        assert not any(s.fused for s in context.explain(1).splits)
+    with model.context(1024) as context:
+        assert {f.op for s in context.explain(1).splits for f in s.fused} >= {"rms_norm_mul_quantize", "rope_set_keys"}
 
 
 def test_repeated_runs(model: Model, whole: np.ndarray) -> None:
@@ -119,3 +128,5 @@ def test_smollm2_gives_the_same_bits(smollm2: Model) -> None:
         want = context.decode(ids, logits="all")
     for threads, sizes in ((1, [45]), (3, [20, 1]), (5, [7])):
         assert np.array_equal(fresh(smollm2, ids, sizes, threads=threads), want)
+    with override(fuse=False):
+        assert np.array_equal(fresh(smollm2, ids, [45]), want)

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from engine.backend import HOST, Backend, Buffer, BufferType, Capabilities, Device, Event, HostBuffer, Plan, place
+from engine.backend import HOST, Backend, Buffer, BufferType, Capabilities, Device, Event, HostBuffer, KernelTable, Plan, place
 from engine.backends.null import NullBackend
 from engine.dtypes import F32, I32
 from engine.graph import Graph
 from engine.op import Op, Step, op
+from engine.rewrite import fuse
 from engine.tensor import Tensor, input_tensor, leaf
 
 ROWS, COLUMNS = 4, 8
@@ -49,7 +50,7 @@ def set_rows(row, x, ids, y, n):
     pass
 
 
-@op("x[r, n], y[r, n] -> z[r, n]", groups="r", factor=1.0, inplace="x")
+@op("x[r, n], y[r, n] -> z[r, n]", groups="r", factor=1.0, inplace="x", fuses=add.pattern(scale.pattern("x", factor="factor"), "y"))
 def scale_add(row, x, y, z, n, factor):
     pass
 
@@ -157,28 +158,18 @@ class ToyBackend(NullBackend):
 
 
 def _rewritten(nodes: Sequence[Tensor], needed: Collection[Tensor]) -> Iterable[Step]:
-    readers: dict[Tensor, list[Tensor]] = {}
+    yield from fuse(KernelTable([scale_add], 1), list(_converted(nodes)), needed)
+
+
+def _converted(nodes: Sequence[Tensor]) -> Iterable[Step]:
     for n in nodes:
-        for s in n.srcs:
-            if s is not None:
-                readers.setdefault(s, []).append(n)
-    swallowed = {}
-    for n in nodes:
-        if n.op is add and (s := n.srcs[0]) is not None and s.op is scale and s in nodes and s not in needed and readers[s] == [n]:
-            swallowed[s] = n
-    for n in nodes:
-        if n in swallowed:
-            continue
-        step = Step.of(n)
-        if (s := n.srcs[0]) in swallowed:
-            yield Step(scale_add, (s.srcs[0], n.srcs[1]), n, s.params, (s, n))
-        elif n.op is product:
+        if n.op is product:
             x = n.srcs[1]
             ready = Tensor(F32, x.shape, name=f"ready-{x.name}")
             yield Step(prepare_x, (x,), ready, {})
             yield Step(product, (n.srcs[0], ready), n, n.params, (n,))
         else:
-            yield step
+            yield Step.of(n)
 
 
 def cpu(ops: Iterable[Op] = OPS, **more: Any) -> ToyBackend:

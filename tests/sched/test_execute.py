@@ -167,6 +167,18 @@ def test_fused_nodes_and_added_tensors() -> None:
     assert [n.fused_into for n in told.nodes] == ["scale_add", "scale_add", ""]
     assert told.splits[0].added == ("prepare_x",) and told.splits[0].n_nodes == 3 and told.splits[0].n_steps == 3
     assert told.summary == "cpu: 3 nodes, 1 split"
+    assert told.lines[2] == "  fused: 1 x scale_add = add(scale(x, factor), y)"
+    (fused,) = told.to_json()["splits"][0]["fused"]
+    assert fused["op"] == "scale_add" and fused["writes"] == "sum" and fused["nodes"][1:] == ["sum"]
+
+
+def test_what_is_fused_away_takes_no_memory() -> None:
+    x, y = x_input("x"), x_input("y")
+    s = scale(x, factor=3.0)
+    with Executable([cpu(fuses=True)], Graph([add(s, y)])) as made:
+        assert s not in made.memory.places
+    with Executable([cpu(fuses=True)], Graph([add(s, y)]), reuse=False) as made:
+        assert s in made.memory.places and made.explain().splits[0].fused == ()
 
 
 def test_a_fusion_keeps_what_is_read_elsewhere() -> None:

@@ -8,7 +8,6 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from engine.backend import HOST, Backend, BufferType, Capabilities, Device, DeviceType, KernelRow, KernelTable
-from engine.backends.cpu.cache import ObjectCache
 from engine.backends.cpu.compile import Compiler
 from engine.backends.cpu.features import features
 from engine.backends.cpu.plan import CpuPlan, Launch, build
@@ -16,8 +15,9 @@ from engine.backends.cpu.team import Native, Team, allowed_threads, thread_count
 from engine.errors import ClosedError
 from engine.lang.binding import bind
 from engine.layouts import PackedBufferType
+from engine.object_cache import ObjectCache
 from engine.op import Op, Step
-from engine.rewrite import insert_conversions
+from engine.rewrite import rewrite
 from engine.settings import settings
 from engine.tensor import Tensor
 
@@ -79,7 +79,7 @@ class CpuBackend(Backend):
         return type is HOST or type is self.packed
 
     def optimize(self, nodes: Sequence[Tensor], needed: Collection[Tensor] = ()) -> list[Step]:
-        return insert_conversions(self.table, nodes)
+        return rewrite(self.table, nodes, needed)
 
     def launches(self, step: Step, variant: str | None = None) -> list[Launch]:
         """The launches of a step, with the variant its table picks or the one asked for."""

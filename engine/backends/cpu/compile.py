@@ -21,12 +21,12 @@ from typing import Any
 import llvmlite
 import llvmlite.binding as llvm
 
-from engine.backends.cpu.cache import ObjectCache
 from engine.backends.cpu.features import host_features
 from engine.backends.cpu.words import Features
 from engine.lang.function import Function
-from engine.lang.tree import ViewType
+from engine.lang.tree import Table, ViewType
 from engine.lang.words import DECODERS
+from engine.object_cache import ObjectCache
 
 log = logging.getLogger(__name__)
 SYMBOL = "lanewise_kernel"
@@ -48,14 +48,14 @@ class Request:
         views = ", ".join(f"{n} {t.dtype}{'' if t.unit else '~'}[{t.ndim}]{'' if t.layout == 'plain' else '@' + t.layout}"
                           for n, t in self.views.items())
         constants = ", ".join(f"{k}={v}" for k, v in sorted(self.constants.items()))
-        return f"{self.function.name}({views}; {', '.join((*self.groups, '|', *self.ints, '|', *self.floats))}; {constants})"
+        return f"{self.function.label}({views}; {', '.join((*self.groups, '|', *self.ints, '|', *self.floats))}; {constants})"
 
     def key(self) -> str:
         target = f"{','.join(sorted(self.features.names))}\n{self.features.lanes}"
         return hashlib.sha256("\n".join((_language_hash(), *self._texts(), self.describe(), target)).encode()).hexdigest()
 
     def _texts(self) -> Iterator[str]:
-        """The kernel's text, that of every function and decoder it may call, and the module constants they read."""
+        """The kernel's text, that of every function and decoder it may call, and the module constants and tables they read."""
         decoders = [f for t in self.views.values() for _, f in sorted(DECODERS.get(t.dtype.name, {}).items())]
         pending, seen = [self.function, *decoders], set()
         while pending:
@@ -70,6 +70,8 @@ class Request:
                     pending.append(found)
                 elif isinstance(found, (int, float)):
                     yield f"{name} = {found!r}"
+                elif isinstance(found, Table):
+                    yield f"{name} = {found.name} {hashlib.sha256(found.values.tobytes()).hexdigest()}"
 
 
 @cache
@@ -111,7 +113,7 @@ class Compiler:
             missing = {k: r for k, r in zip(keys, requests, strict=True) if k not in _addresses and not self._load(k)}
             for left, (key, request) in enumerate(missing.items()):
                 if self.on_compile:
-                    self.on_compile(len(missing) - left, request.function.name)
+                    self.on_compile(len(missing) - left, request.function.label)
                 self._compile(key, request)
             return [_addresses[k] for k in keys]
 

@@ -497,6 +497,12 @@ class Lower:
     def op_dot4(self, e: Expr) -> Any:
         return words.dot4(self.t, *(self.number(a) for a in e.args), *e.data)
 
+    def op_table(self, e: Expr) -> Any:
+        return words.gather(self.t, e.data, self.position(e.args[0]))
+
+    def op_nibbles(self, e: Expr) -> Any:
+        return words.nibbles(self.t, e.data, self.number(e.args[0]))
+
     def op_lane(self, e: Expr) -> Any:
         x, j = e.args
         at = self.number(j)

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from engine.backends.cpu.cache import ObjectCache
 from engine.backends.cpu.compile import _language_hash, link
 from engine.errors import ClosedError, InterruptedRun, SettingError
+from engine.object_cache import ObjectCache
 
 MAX_THREADS = 1024
 _I = ctypes.c_int64

@@ -12,6 +12,8 @@ from typing import Any
 
 from llvmlite import ir
 
+from engine.lang.tree import Table
+
 I1, I8, I16, I32, I64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))
 F16, F32, PTR = ir.HalfType(), ir.FloatType(), ir.PointerType()
 SCALAR = {"f32": F32, "i32": I32, "u32": I32, "truth": I1, "index": I64}
@@ -229,6 +231,50 @@ def group(t: Target, word: str, kind: str, v: Any) -> Any:
         undefined = ir.Constant(v.type, ir.Undefined)
         v = fold(t, kind, t.b.shuffle_vector(v, undefined, low), t.b.shuffle_vector(v, undefined, high))
     return t.b.extract_element(v, ir.Constant(I32, 0))
+
+
+# -- tables -----------------------------------------------------------------------------------------------------
+
+
+def _constants(t: Target, table: Table) -> Any:
+    """The table in the module's memory."""
+    name = f"table.{table.name}"
+    found = t.b.module.globals.get(name)
+    if found is None:
+        type = ir.ArrayType(I32, table.values.size)
+        found = ir.GlobalVariable(t.b.module, type, name)
+        found.linkage, found.global_constant, found.unnamed_addr = "internal", True, True
+        found.initializer = ir.Constant(type, table.values.view("i4").tolist())
+    return found
+
+
+def gather(t: Target, table: Table, i: Any) -> Any:
+    """Entries of a table: one, or one a lane; `i` has 64 bits."""
+    base = t.b.ptrtoint(_constants(t, table), I64)
+    places = t.b.add(*t.level(base, t.b.shl(i, t.const(i.type, 2))))
+    pointers = t.b.inttoptr(places, t.like(PTR, i))
+    if not wide(i):
+        return t.b.load(pointers, typ=I32)
+    every, result = t.const(t.vector(I1), 1), t.vector(I32)
+    return t.call(f"llvm.masked.gather.{mangle(result)}.v{t.lanes}p0", result, [pointers, ir.Constant(I32, 4), every, t.const(result, 0)])
+
+
+def nibbles(t: Target, table: Table, quad: Any) -> Any:
+    """A table of 16 bytes, looked up by the bytes of a word."""
+    values = table.values.view("<i1").tolist()
+    lanes = t.lanes if wide(quad) else 1
+    bytes_ = ir.VectorType(I8, 4 * lanes)
+    places = t.b.bitcast(quad, bytes_)
+    shuffle = {(16, "avx512bw"): "llvm.x86.avx512.pshuf.b.512", (8, "avx2"): "llvm.x86.avx2.pshuf.b",
+               (4, "ssse3"): "llvm.x86.ssse3.pshuf.b.128"}
+    for (width, feature), name in shuffle.items():
+        if lanes == width and t.has(feature):
+            return t.b.bitcast(t.call(name, bytes_, [ir.Constant(bytes_, values * (lanes // 4)), places]), quad.type)
+    picked = [t.const(bytes_, v) for v in values]
+    for bit in range(4):  # the table halves with every bit
+        odd = t.b.icmp_unsigned("!=", t.b.and_(places, t.const(bytes_, 1 << bit)), t.const(bytes_, 0))
+        picked = [t.b.select(odd, y, x) for x, y in zip(picked[::2], picked[1::2], strict=True)]
+    return t.b.bitcast(picked[0], quad.type)
 
 
 # -- integer dot products ---------------------------------------------------------------------------------------
