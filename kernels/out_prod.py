@@ -15,17 +15,24 @@ def divides(call):
     return None
 
 
+def sharing(w, x):
+    """How many neighbours of w take the same matrix of x."""
+    return lambda call: max(call[w] // max(call[x], 1), 1)
+
+
 @op("x[xa, xb, k, m], w[a, b, k, r] -> y[a, b, r, m]", groups="a b r", check=divides,
+    variant={"sizes": {"share_a": sharing("a", "xa"), "share_b": sharing("b", "xb")}},
     flop=lambda call: 2 * call["k"] * call.tensors["y"].n_elements)
-def out_prod(a, b, r, x, w, y, xa, xb, k, m):
+def out_prod(a, b, r, x, w, y, share_a, share_b, k, m):
     for i in lanes(m):
         total = f32(0)
         for j in range(k):
-            total = fma(x[a % xa, b % xb, j, i], w[a, b, j, r], total)
+            total = fma(x[a // share_a, b // share_b, j, i], w[a, b, j, r], total)
         y[a, b, r, i] = total
 
 
 @out_prod.reference
 def _(x, w):
-    shared = [n // m if m else 1 for n, m in zip(w.shape[:2], x.shape[:2], strict=True)]
-    return np.einsum("abkm,abkr->abrm", np.tile(x, [*shared, 1, 1]), w)
+    for axis in (0, 1):
+        x = np.repeat(x, w.shape[axis] // max(x.shape[axis], 1), axis)
+    return np.einsum("abkm,abkr->abrm", x, w)

@@ -17,7 +17,8 @@ KERNELS = "K"
 LAYERS: dict[str, int | str] = {
     "engine.errors": 0, "engine.settings": 0, "engine.dtypes": 0, "engine.grids": 0, "engine.object_cache": 0,
     "engine.op": 1, "engine.pattern": 1, "engine.lang": 1, "engine.tensor": 1, "engine.graph": 1,
-    "engine.backend": 2, "engine.layouts": 2, "engine.registry": 2, "engine.backends": 2, "engine.rewrite": 2, "engine.testing_backends": 2,
+    "engine.backend": 2, "engine.layouts": 2, "engine.calls": 2, "engine.registry": 2,
+    "engine.backends": 2, "engine.rewrite": 2, "engine.testing_backends": 2,
     "engine.sched": 3,
     "engine.models": 4, "engine.model": 4, "engine.generate": 4, "engine.tokenizer": 4, "engine.gguf": 4, "engine.sample": 4,
     "engine.cli": 5, "engine.runtime": 5, "engine.testing": 5, "engine.benchmark": 5, "engine.__main__": 5, "engine": 5,

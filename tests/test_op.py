@@ -79,8 +79,10 @@ SHAPES: list[tuple[Op, tuple[Tensor | None, ...], tuple[int, ...]]] = [
     (mul_mat, (leaf(Q8_0, (16, 64), "w"), f32(0, 64)), (0, 16)),
     (get_rows, (f32(10, 8), leaf(I32, (3,), "ids")), (3, 8)),
     (get_rows, (leaf(Q4_1, (10, 32), "w"), leaf(I32, (0,), "ids")), (0, 32)),
-    (soft_max, (f32(2, 3, 4, 5), None), (2, 3, 4, 5)),
-    (flash_attn_ext, (f32(3, 4, 8), f32(2, 1, 8, 32), f32(2, 32, 6), None), (3, 4, 6)),
+    (soft_max, (f32(2, 3, 4, 5), None, None), (2, 3, 4, 5)),
+    (flash_attn_ext, (f32(3, 4, 8), f32(2, 1, 8, 32), f32(2, 32, 6), None, None), (3, 4, 6)),
+    (flash_attn_ext, (f32(1, 3, 4, 8), f32(2, 1, 8, 32), f32(2, 32, 6), None, None), (1, 3, 4, 6)),
+    (rope, (f32(1, 4, 8), leaf(I32, (4, 1), "pos"), f32(2, 4), None), (1, 4, 8)),
 ]
 
 
@@ -109,7 +111,7 @@ MISTAKES: list[tuple[Op, tuple[Tensor | None, ...], dict[str, object], str]] = [
         r"k 'k' has shape \[2, 1, 8, 16\], but 32 is 32 here",
     ),
     (flash_attn_ext, (f32(3, 4, 8), f32(3, 1, 8, 32), f32(3, 32, 6), None), {}, "4 heads do not share 3 KV heads evenly"),
-    (flash_attn_ext, (f32(3, 4, 8), f32(2, 1, 8, 32), f32(2, 31, 6), None), {}, "V has 31 keys, K 1 blocks of 32"),
+    (flash_attn_ext, (f32(3, 4, 8), f32(2, 1, 8, 32), f32(2, 33, 6), None), {}, "V has 33 keys, K 1 blocks of 32"),
     (set_rows, (f32(2, 4), leaf(I32, (3,), "ids"), f32(8, 4)), {}, r"ids 'ids' has shape \[3\], but r is 2 here"),
     (set_keys, (f32(2, 1, 4), leaf(I32, (2,), "ids"), None), {}, "operand y is missing"),
 ]
@@ -147,12 +149,12 @@ def test_a_parameter_can_choose_the_results_type() -> None:
 def test_an_operand_left_out_is_a_constant_of_the_kernel() -> None:
     with_mask = soft_max(f32(1, 2, 3, 8), leaf(F16, (1, 1, 3, 8), "mask"))
     without = soft_max(f32(1, 2, 3, 8))
-    assert without.srcs == (without.srcs[0], None)
+    assert without.srcs == (without.srcs[0], None, None)
     general = soft_max.variants[-1]
     assert Call.of(with_mask).constants(general)["MASK"] == 1
     assert Call.of(without).constants(general)["MASK"] == 0
-    assert Call.of(with_mask).key == ("soft_max", ("f32", "f16", "f32"))
-    assert Call.of(without).key == ("soft_max", ("f32", "-", "f32"))
+    assert Call.of(with_mask).key == ("soft_max", ("f32", "f16", "-", "f32"))
+    assert Call.of(without).key == ("soft_max", ("f32", "-", "-", "f32"))
 
 
 def test_constants_state_the_weight_format() -> None:

@@ -1,10 +1,11 @@
-"""`lanewise cache`: the compiled kernels kept on disk: where, how many, how large; remove them, or make those a model needs."""
+"""`lanewise cache`: compiled kernels kept on disk, for each kind of device: where, how many, how large; remove them, or make a model's."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+from typing import Any
 
 from engine.cli.options import add_running
 from engine.cli.session import note, running, session
@@ -13,6 +14,7 @@ from engine.model import Context
 from engine.object_cache import ObjectCache
 from engine.settings import settings
 
+FOLDERS = {"kernels": "for the CPU", "opencl": "for OpenCL devices", "cuda": "for CUDA devices"}  # under the cache's folder
 WARM = (512, 256, 64, 32, 16, 8, 7, 6, 5, 4, 3, 2, 1)  # batch sizes between which kernels change
 
 
@@ -24,21 +26,26 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    kept = ObjectCache(settings().cache_dir / "kernels", settings().cache_limit_mb << 20)
+    caches = {name: ObjectCache(settings().cache_dir / name, settings().cache_limit_mb << 20) for name in FOLDERS}
     if args.clear and args.model:
         raise UsageError("--clear and --warm do not go together")
     if args.clear:
-        note(f"{kept.clear()} entries removed")
+        note(f"{sum(c.clear() for c in caches.values())} entries removed")
     if args.model:
         args.model = None if args.model == "demo" else args.model
         with session(args) as context, running(context):
             note(f"{_warm(context)} kernels compiled for {context.model.description}")
-    sizes = [nbytes for _, nbytes, _ in kept.entries()]
+    rows: list[dict[str, Any]] = []
+    for name, kept in caches.items():
+        sizes = [nbytes for _, nbytes, _ in kept.entries()]
+        rows.append({"folder": str(kept.folder), "what": FOLDERS[name], "entries": len(sizes), "nbytes": sum(sizes), "limit": kept.limit})
     if args.json:
-        json.dump({"folder": str(kept.folder), "entries": len(sizes), "nbytes": sum(sizes), "limit": kept.limit}, sys.stdout)
+        whole = {"entries": sum(r["entries"] for r in rows), "nbytes": sum(r["nbytes"] for r in rows)}
+        json.dump({"folder": str(settings().cache_dir), **whole, "folders": rows}, sys.stdout)
         sys.stdout.write("\n")
     else:
-        sys.stdout.write(f"{kept.folder}: {len(sizes)} entries, {sum(sizes) / 1e6:.1f} MB of at most {kept.limit / 1e6:.0f} MB\n")
+        sys.stdout.write("".join("{folder}: {entries} entries {what}, {:.1f} MB of at most {:.0f} MB\n".format(
+            r["nbytes"] / 1e6, r["limit"] / 1e6, **r) for r in rows))
     return 0
 
 

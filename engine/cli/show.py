@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from engine.backend import KernelRow, KernelTable, ThroughRow
-from engine.backends.cuda.lowering import a_call
+from engine.calls import a_call
 from engine.cli.text import UsageError
 from engine.lang.binding import Binding, bind
 from engine.lang.tree import Kernel

@@ -381,8 +381,8 @@ class SpmdPrinter(ABC):
         """One tile of indices; `limit` is None where all lanes take part."""
         value = self.named("index", var.name, self.infix("add", "index", start, self.lane_index()))
         self.env[var.id] = SpanText(start, value)
-        inside = self.literal("truth", 1)
-        self.insides[var.id] = inside if limit is None else self.named("truth", f"inside_{var.name}", self.infix("lt", "index", value, limit))
+        whole = self.infix("lt", "index", value, limit) if limit is not None else ""
+        self.insides[var.id] = self.named("truth", f"inside_{var.name}", whole) if whole else self.literal("truth", 1)
 
     def stmt_Span(self, s: Span) -> None:
         start = self.steady(s.start, "start")

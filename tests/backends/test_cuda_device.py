@@ -232,7 +232,7 @@ def test_scratch_memory_has_an_address_of_its_own() -> None:
     op = OPS["flash_attn_ext"]
     from engine.backends.cuda.lowering import a_call
 
-    call = a_call(op, op.keys()[0], op.variants[-1])
+    call = a_call(op, op.keys()[0], op.variants[-1], 32)
     assert call is not None
     for k, t in enumerate(call.tensors.values()):
         if t is not None:

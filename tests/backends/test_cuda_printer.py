@@ -10,8 +10,8 @@ import pytest
 
 from engine.backends.cuda import sim_words
 from engine.backends.cuda.compiler import program_of
-from engine.backends.cuda.lowering import a_call
 from engine.backends.cuda.printer import Address, Program, loose
+from engine.calls import a_call
 from engine.dtypes import F32
 from engine.lang.binding import bind
 from engine.lang.function import Function
@@ -30,7 +30,7 @@ def programs(op: Op) -> list[Program]:
     for variant in op.variants:
         key = next(k for k in op.keys() if all(t in {d.name for d in variant.types.get(o.name, op.types[o.name])}
                                                for o, t in zip(op.contract.views, k[1], strict=True)))
-        call = a_call(op, key, variant)
+        call = a_call(op, key, variant, 32)
         assert isinstance(call, Call), f"{op.name} {variant.name}: no call of small extents"
         out += [program_of(b) for b in bind(call, variant)]
     return out

@@ -13,8 +13,8 @@ from engine.backend import KernelTable  # noqa: E402
 from engine.backends.cuda import CudaBackend, compile_only  # noqa: E402
 from engine.backends.cuda import compile as toolchain  # noqa: E402
 from engine.backends.cuda.compiler import ENTRY, machine_code, program_of  # noqa: E402
-from engine.backends.cuda.lowering import a_call  # noqa: E402
 from engine.backends.cuda.printer import Program  # noqa: E402
+from engine.calls import a_call  # noqa: E402
 from engine.dtypes import DTYPES  # noqa: E402
 from engine.lang.binding import bind  # noqa: E402
 from engine.op import Key, Op  # noqa: E402
@@ -91,11 +91,6 @@ def test_machine_code_has_one_entry_of_a_known_name() -> None:
         assert code.startswith(b"\x7fELF") and toolchain.resources(code, ENTRY).registers > 0
     else:
         assert toolchain.entry_of(code.decode()) == ENTRY
-
-
-def test_the_version_of_ptx_is_read() -> None:
-    assert toolchain.ptx_version("// x\n.version 9.5\n.target sm_90") == (9, 5)
-    assert toolchain.ptx_version(ptx("silu", "f32")) >= (7, 0)
 
 
 def test_a_failure_is_a_row_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:

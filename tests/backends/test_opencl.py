@@ -309,7 +309,8 @@ def test_many_groups_are_folded_into_several_launches(found: Found) -> None:
         small.close()
 
 
-@pytest.mark.parametrize(("n_groups", "folds"), [(0, []), (1, [(0, 1)]), (4, [(0, 4)]), (5, [(0, 4), (4, 1)]), (9, [(0, 4), (4, 4), (8, 1)])])
+@pytest.mark.parametrize(("n_groups", "folds"), [
+    (0, []), (1, [(0, 1)]), (4, [(0, 4)]), (5, [(0, 4), (4, 1)]), (9, [(0, 4), (4, 4), (8, 1)])])
 def test_folds_cover_every_group_once(n_groups: int, folds: list[tuple[int, int]]) -> None:
     assert list(plan.folded(n_groups, 8, 32)) == folds
 

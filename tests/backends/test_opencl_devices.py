@@ -33,9 +33,12 @@ def pocl() -> str:
         pytest.skip("PoCL is not installed: pip install 'lanewise[pocl]'")
 
 
-def asked(**environment: str) -> dict[str, Any]:
-    """What a fresh process says of OpenCL: devices, or the reason why there is none."""
-    code = ("import json\nfrom engine.backends.opencl.devices import find_devices\nfrom engine.errors import DeviceError\n"
+def asked(drivers: Path | None = None, **environment: str) -> dict[str, Any]:
+    """What a fresh process says of OpenCL: devices, or the reason why there is none. `drivers` takes the place of all installed ones."""
+    elsewhere = f"import os, pyopencl\nos.environ['PYOPENCL_HOME'] = {str(drivers)!r}\n" if drivers else ""
+    if drivers:
+        environment["OCL_ICD_VENDORS"] = str(drivers)
+    code = (f"{elsewhere}import json\nfrom engine.backends.opencl.devices import find_devices\nfrom engine.errors import DeviceError\n"
             "try:\n    print(json.dumps({'ids': {f.device.name: f.device.id for f in find_devices()}}))\n"
             "except DeviceError as why:\n    print(json.dumps({'reason': str(why)}))")
     done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT), **environment}, capture_output=True,
@@ -58,7 +61,8 @@ def test_a_device_says_what_it_is(pocl: str) -> None:
 
 
 def test_cpu_devices_are_used_only_when_named(pocl: str) -> None:
-    registry = Registry(OPS.values(), found=[SimpleNamespace(name="cpu", load=_cpu), SimpleNamespace(name="opencl", load=lambda: OpenCLBackend)])
+    points = [SimpleNamespace(name="cpu", load=_cpu), SimpleNamespace(name="opencl", load=lambda: OpenCLBackend)]
+    registry = Registry(OPS.values(), found=points)
     assert pocl in [b.name for b in registry.all] and pocl not in [b.name for b in registry.backends]
     assert [b.name for b in registry.select(pocl)] == [pocl, "cpu"]
     registry.close()
@@ -117,15 +121,17 @@ def test_pci_addresses_are_written_as_other_backends_write_them() -> None:
 
 
 def test_without_a_platform_the_reason_says_what_to_install(tmp_path: Path) -> None:
-    reason = asked(OCL_ICD_VENDORS=str(tmp_path))["reason"]
+    reason = asked(tmp_path)["reason"]
     assert "no OpenCL platform has a device" in reason and "pip install 'lanewise[pocl]'" in reason and "\n" not in reason
 
 
 def test_a_driver_that_does_not_load_is_no_crash(tmp_path: Path) -> None:
-    (tmp_path / "broken.icd").write_text("/nowhere/libnothing.so\n")
     (tmp_path / "text.so").write_text("not a library")
-    (tmp_path / "other.icd").write_text(f"{tmp_path}/text.so\n")
-    assert "pip install 'lanewise[pocl]'" in asked(OCL_ICD_VENDORS=str(tmp_path))["reason"]
+    for folder in (tmp_path, tmp_path / ".libs"):
+        folder.mkdir(exist_ok=True)
+        (folder / "broken.icd").write_text("/nowhere/libnothing.so\n")
+        (folder / "other.icd").write_text(f"{tmp_path}/text.so\n")
+    assert "pip install 'lanewise[pocl]'" in asked(tmp_path)["reason"]
 
 
 def test_without_pyopencl_the_reason_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

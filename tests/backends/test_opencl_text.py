@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from engine.backend import KernelRow, KernelTable
-from engine.backends.cuda.lowering import a_call
 from engine.backends.opencl.printer import print_program
+from engine.calls import a_call
 from engine.lang.binding import bind
 from engine.lang.walk import check
 from engine.op import Op

@@ -183,5 +183,6 @@ def test_cache_is_filled_used_and_cleared(start, tiny, tmp_path) -> None:
 
 def test_cache_says_where_it_is(cli, tmp_path) -> None:
     with override(cache_dir=tmp_path):
-        assert cli("cache").out == f"{tmp_path / 'kernels'}: 0 entries, 0.0 MB of at most 1074 MB\n"
+        assert cli("cache").out.splitlines() == [f"{tmp_path / folder}: 0 entries {what}, 0.0 MB of at most 1074 MB" for folder, what in (
+            ("kernels", "for the CPU"), ("opencl", "for OpenCL devices"), ("cuda", "for CUDA devices"))]
     cli("cache", "--clear", "--warm", "demo").failed(2, "do not go together")

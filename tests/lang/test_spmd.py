@@ -1,4 +1,4 @@
-# ruff: noqa: F821 (kernels: free names are constants)
+# ruff: noqa: F821, B007 (kernels: free names are constants)
 # mypy: ignore-errors
 """Text for targets where a lane is a work-item: what lanes that take no part must still do, and where barriers stand.
 

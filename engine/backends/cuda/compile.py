@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from engine.backends.cuda.printer import Program
@@ -88,12 +87,6 @@ def entry_of(text: str) -> str:
     found = re.search(r"\.visible\s+\.entry\s+([\w$]+)", text)
     assert found is not None, "PTX without an entry"
     return found[1]
-
-
-def ptx_version(text: str) -> tuple[int, int]:
-    found = re.search(r"^\.version (\d+)\.(\d+)", text, re.MULTILINE)
-    assert found is not None, "PTX without a version"
-    return int(found[1]), int(found[2])
 
 
 # -- the assembler ----------------------------------------------------------------------------------------------
@@ -179,14 +172,3 @@ def _symbol(code: bytes, sections: Mapping[str, _Section], entry: str) -> int:
         if code[at : code.index(b"\0", at)].decode() == entry:
             return k
     return -1
-
-
-def toolkit() -> str:
-    """Versions of what compiles: part of the key of cached code."""
-    parts = []
-    for name in ("numba-cuda", "nvidia-nvvm", "nvidia-nvjitlink"):
-        try:
-            parts.append(f"{name} {version(name)}")
-        except PackageNotFoundError:
-            continue
-    return ", ".join(parts)

@@ -368,7 +368,7 @@ class CudaEvent(Event):
 
 
 def versions() -> Sequence[str]:
-    """Installed packages that matter here, with their versions."""
+    """The installed packages that compile, with their versions."""
     out = []
     for name in ("numba-cuda", "nvidia-nvvm", "nvidia-nvjitlink"):
         try:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import random
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from engine.backend import KernelRow, Row
@@ -12,15 +11,12 @@ from engine.backends.cuda import compile as toolchain
 from engine.backends.cuda.compile import Capability, Resources
 from engine.backends.cuda.compiler import program_of, what
 from engine.backends.cuda.table import CudaTable
-from engine.dtypes import DTYPES
-from engine.errors import KernelError, LanewiseError
+from engine.calls import a_call
+from engine.errors import KernelError
 from engine.lang.binding import Binding, bind
-from engine.op import Call, Key, Op, Step, Variant
-from engine.tensor import Tensor, leaf
+from engine.op import Call, Key, Op, Variant
 
 LANES = 32
-EXTENTS = (1, 2, 3, 4, 8, 16, 32, 64, 128, 256)
-TRIES = 4000
 CallFor = Callable[[Op, Key, Variant], "Call | None"]
 
 
@@ -130,42 +126,3 @@ def _assembled(text: str, capability: Capability) -> tuple[str, Resources | None
         return "", toolchain.resources(toolchain.cubin(text, capability), toolchain.entry_of(text))
     except Exception as why:  # nvJitLink's own
         return " ".join(str(why).split())[:500] or type(why).__name__, None
-
-
-# -- calls ------------------------------------------------------------------------------------------------------
-
-
-def a_call(op: Op, key: Key, variant: Variant, lanes: int = LANES) -> Call | None:
-    """A call of small extents that the variant takes, or None after many tries. The same at each run."""
-    rng = random.Random(f"{key} {variant.name}")
-    row = KernelRow(op, variant)
-    types = dict(zip((o.name for o in op.contract.views), key[1], strict=True))
-    layouts = {n: f"lanes{lanes}" if layout == "lanes" else layout for n, layout in variant.layouts.items()}
-    for n in range(TRIES):
-        try:
-            node = _node(op, types, rng, n)
-            call = Call.of(Step.of(node), layouts, lanes)
-            if call.types == key[1] and row.refusal(call) is None and all(e > 0 for e in call.dims.values()):
-                return call
-        except (LanewiseError, ZeroDivisionError, KeyError):
-            continue
-    return None
-
-
-def _node(op: Op, types: Mapping[str, str], rng: random.Random, attempt: int) -> Tensor:
-    """The op on leaves; the first attempts give equal extents, later ones any."""
-    extents: dict[str, int] = {}
-    srcs: list[Tensor | None] = []
-    for o in op.contract.operands:
-        dtype, shape = DTYPES[types[o.name]], []
-        for at, d in enumerate(o.dims):
-            block = dtype.block_size if at == len(o.dims) - 1 else 1
-            if isinstance(d, int):
-                shape.append(d)
-                continue
-            if extents.get(d, 0) % block or d not in extents:
-                extents[d] = block * rng.choice(EXTENTS[: 2 + attempt % len(EXTENTS)])
-            shape.append(extents[d])
-        srcs.append(leaf(dtype, shape, o.name))
-    params = {"dtype": types[op.contract.result.name]} if "dtype" in op.params else {}
-    return op(*srcs, **params)

@@ -15,7 +15,7 @@ from engine.errors import UnsupportedOp
 from engine.lang.binding import bind
 from engine.object_cache import ObjectCache
 from engine.op import Op, Step
-from engine.rewrite import insert_conversions
+from engine.rewrite import rewrite
 from engine.settings import settings
 from engine.tensor import Tensor
 
@@ -67,7 +67,7 @@ class OpenCLBackend(Backend):
     # -- plans --------------------------------------------------------------------------------------------------
 
     def optimize(self, nodes: Sequence[Tensor], needed: Collection[Tensor] = ()) -> list[Step]:
-        return insert_conversions(self.table, nodes)
+        return rewrite(self.table, nodes, needed)
 
     def launches(self, step: Step, variant: str | None = None) -> list[Launch]:
         """The launches of a step, with the variant the table picks or the one asked for."""

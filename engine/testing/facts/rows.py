@@ -1,4 +1,4 @@
-"""Ops over whole rows: norms, sums, sorting; and those that move elements about."""
+"""Ops over whole rows: norms, sums, sorting, out_prod; and those that move elements about."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from engine.testing.example import Example
-from engine.testing.facts.base import Bound, Draw, Facts, Sizes, bound_of_copies, bound_of_one_number, exact
-from engine.testing.values import Array
+from engine.testing.facts.base import Bound, Draw, Facts, Sizes, bound_of_copies, bound_of_one_number, exact, shorter
+from engine.testing.values import TINY, Array
 
 
 def _bound_of_row(e: Example) -> Bound:
@@ -46,6 +46,14 @@ def _bound_of_group_norm(e: Example) -> Bound:
     return Bound(np.concatenate(parts, 1) if parts else np.zeros_like(x), per * x.shape[2] * x.shape[3])
 
 
+def _bound_of_out_prod(e: Example) -> Bound:
+    """Products may fall below the normal range, where they keep an absolute precision."""
+    x, w = e.decoded["x"], e.decoded["w"]
+    assert x is not None and w is not None
+    k = e.sizes["k"]
+    return Bound(e.op.reference_of([np.abs(x), np.abs(w)], e.params), k, TINY + k * 2.0**-149)
+
+
 def _joined(draw: Draw, sizes: Sizes) -> None:
     """All extents but one are the same."""
     free = draw(st.sampled_from("abcn"), label="joined along")
@@ -75,6 +83,7 @@ FACTS: dict[str, Facts] = {
     "group_norm": Facts(params={"eps": _EPS, "n_groups": lambda sizes: st.integers(1, max(sizes["c"], 1))}, decades={"x": (-30, 16)},
                         bound=_bound_of_group_norm),
     **dict.fromkeys(("sum_rows", "mean", "sum", "cumsum"), Facts(bound=_bound_of_sums)),
+    "out_prod": Facts(shorter(("xa", "a"), ("xb", "b")), decades={"x": (-15, 15), "w": (-15, 15)}, bound=_bound_of_out_prod),
     "argmax": Facts(bound=bound_of_copies),
     "argsort": Facts(params={"descending": st.sampled_from([0, 1])}, bound=bound_of_copies),
     "top_k": Facts(params={"k": lambda sizes: st.integers(0, sizes["n"])}, bound=bound_of_copies),
