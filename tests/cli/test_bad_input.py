@@ -50,7 +50,7 @@ def make_bad(kind: str, folder):
     elif kind == "unknown type":
         retyped(write_tiny_model(path), b"blk.0.attn_q.weight", 77)
     elif kind == "type without kernel":
-        retyped(write_tiny_model(path), b"blk.0.attn_q.weight", 20)
+        retyped(write_tiny_model(path), b"blk.0.attn_q.weight", 9)
     elif kind != "missing":
         write_tiny_model(path, **CHANGES[kind])
     return path
@@ -77,7 +77,7 @@ BAD = {  # what is wrong -> the exception, and words of its message
     "missing tensor": (ModelError, "blk.1.ffn_up.weight"),
     "wrong shape": (ModelError, "[31, 64]"),
     "unknown type": (ModelError, "type 77"),
-    "type without kernel": (ModelError, "iq4_nl"),
+    "type without kernel": (ModelError, "q8_1"),
     "unknown tokenizer": (TokenizerError, "sentencewise"),
     "no tokens": (TokenizerError, "tokens"),
     "missing key": (ModelError, "llama.block_count"),

@@ -80,7 +80,7 @@ def test_an_absent_backend_says_why(cli, tmp_path) -> None:
     )
     with override(plugins=tmp_path):
         assert "-  broken: unavailable, because ImportError: no driver" in cli("devices").out
-        row = json.loads(cli("devices", "--json").out)[-1]
+        row = next(r for r in json.loads(cli("devices", "--json").out) if r["name"] == "broken")
     assert not row["available"] and row["index"] is None and "no driver" in row["reason"]
 
 
