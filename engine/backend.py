@@ -284,7 +284,7 @@ class KernelTable:
     def _declare(self, op: Op) -> None:
         names = [o.name for o in op.contract.views]
         for key in op.keys():
-            rows = tuple(KernelRow(op, v) for v in op.variants if all(
+            rows = tuple(KernelRow(op, v) for v in op.variants if v.least_lanes <= self.lanes and all(
                 t in {d.name for d in v.types.get(n, op.types[n])} for n, t in zip(names, key[1], strict=True)))
             self.rows[key] = (*self.rows.get(key, ()), *rows)
             for operand, (convert, dtype) in op.through.items():

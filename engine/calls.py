@@ -12,7 +12,8 @@ from engine.op import Call, Key, Op, Step, Variant
 from engine.tensor import Tensor, leaf
 
 EXTENTS = (1, 2, 3, 4, 8, 16, 32, 64, 128, 256)
-TRIES = 4000
+LONG = (512,)  # where many tries have shown that those do not suffice
+TRIES, SHORT_TRIES = 4000, 1000
 
 
 def a_call(op: Op, key: Key, variant: Variant, lanes: int) -> Call | None:
@@ -35,6 +36,7 @@ def a_call(op: Op, key: Key, variant: Variant, lanes: int) -> Call | None:
 def _node(op: Op, types: Mapping[str, str], rng: random.Random, attempt: int) -> Tensor:
     """The op on leaves; the first attempts give equal extents, later ones any."""
     extents: dict[str, int] = {}
+    pool = EXTENTS[: 2 + attempt % len(EXTENTS)] + (LONG if attempt >= SHORT_TRIES else ())
     srcs: list[Tensor | None] = []
     for o in op.contract.operands:
         dtype, shape = DTYPES[types[o.name]], []
@@ -44,7 +46,7 @@ def _node(op: Op, types: Mapping[str, str], rng: random.Random, attempt: int) ->
                 shape.append(d)
                 continue
             if extents.get(d, 0) % block or d not in extents:
-                extents[d] = block * rng.choice(EXTENTS[: 2 + attempt % len(EXTENTS)])
+                extents[d] = block * rng.choice(pool)
             shape.append(extents[d])
         srcs.append(leaf(dtype, shape, o.name))
     params = {"dtype": types[op.contract.result.name]} if "dtype" in op.params else {}

@@ -92,7 +92,7 @@ class Variant:
         constants: names decided when the kernel is bound.
         when: gives a reason where this variant does not fit a call, else None.
         layouts: operands that must lie interleaved ("lanes"), LANES rows side by side.
-        lanes: lanes wanted instead of the target's own.
+        least_lanes: it is a row of the tables of targets with so many lanes or more.
         then: a second launch over the same operands, reading what the first one wrote.
         scratch: float32 memory shared by the launches: name -> shape.
     """
@@ -107,6 +107,7 @@ class Variant:
     types: Mapping[str, tuple[DType, ...]] = field(default_factory=dict)
     then: Variant | None = None
     scratch: Mapping[str, Callable[[Call], tuple[int, ...]]] = field(default_factory=dict)
+    least_lanes: int = 1
 
     @property
     def group_names(self) -> tuple[str, ...]:
@@ -250,13 +251,14 @@ class Op:
     def variant(self, groups: str, *, name: str = "", then: str = "", sizes: Mapping[str, Callable[[Call], int]] | None = None,
                 constants: Constants | None = None, when: Callable[[Call], str | None] | None = None,
                 layouts: Mapping[str, str] | None = None, types: Mapping[str, Sequence[DType]] | None = None,
-                scratch: Mapping[str, Callable[[Call], tuple[int, ...]]] | None = None) -> Callable[[FunctionType], FunctionType]:
+                scratch: Mapping[str, Callable[[Call], tuple[int, ...]]] | None = None,
+                least_lanes: int = 1) -> Callable[[FunctionType], FunctionType]:
         """Add a kernel: a row of the table. Rows are asked in the order they are written, the general one last."""
 
         def add(fn: FunctionType) -> FunctionType:
             made = Variant(name or fn.__name__, Function(fn), tuple(groups.split()), dict(sizes or {}), dict(constants or {}), when,
                            dict(layouts or {}), {k: tuple(v) for k, v in (types or {}).items()}, _second(then, fn, groups),
-                           dict(scratch or {}))
+                           dict(scratch or {}), least_lanes)
             if name == "general":
                 self._general = made
             else:

@@ -1,7 +1,10 @@
 """MUL_MAT: y = x w^T, with w[m, k] the weights in rows as files hold them, and QUANTIZE_ROWS, which makes x ready for quantised weights.
 
 Quantised products use integer dot products of bytes, on interleaved weights one output row a lane. A column's bits do not depend on how
-many columns run with it: every variant adds up blocks in the same order.
+many columns run with it: the order of a sum follows from m, k and the number of lanes.
+
+On GPUs the rows of a small matrix are too few groups, so k is cut into slices: a group adds up one slice for a tile of rows, and a second
+launch adds up the slices in order. Where there are columns enough, a group takes all slices in turn, with the same bits.
 
 Note [planes]: one plane of 8 bits for activations is not enough. On a 135M model it moves logits by an NMSE of 2e-4 to 1e-2, at random:
 which way a value is rounded depends on the last bit of what came before, so another SIMD width gives other tokens. A second plane for the
@@ -87,8 +90,48 @@ def columns_of(call):
     return next(c for c in (1, 2, 4, 8) if c >= min(call["n"], most))
 
 
+GPU_LANES = 32  # and more; CPUs have fewer
+GROUPS = 2048  # wanted of a launch: about 16 for each multiprocessor of the largest GPUs
+LEAST = 256  # elements of k in a slice
+TILE = {"COLUMNS": lambda call: min(columns_of(call), 4), "ROWS": 4}  # of floats
+
+
+def slice_length(call):
+    """Blocks of a slice of k (floats: elements, whole tiles of lanes): tiles of rows and slices make GROUPS where k is long enough."""
+    w = call.weight_format
+    block, rows, step = (w.block_size, call.lanes, 1) if w else (1, TILE["ROWS"], call.lanes)
+    wanted = min(-(-GROUPS // max(-(-call["m"] // rows), 1)), call["k"] // LEAST)
+    return -(-(call["k"] // block) // (max(wanted, 1) * step)) * step
+
+
+def slices(call):
+    w = call.weight_format
+    return -(-call["k"] // max(slice_length(call) * (w.block_size if w else 1), 1))
+
+
+def cut(call):
+    return None if slices(call) > 1 else f"k = {call['k']} stays whole with {call['m']} rows"
+
+
+def cut_and_few(call):
+    """Without slices there were too few groups."""
+    groups = call["a"] * call["b"] * -(-call["m"] // call.lanes) * -(-call["n"] // columns_of(call))
+    return cut(call) or (f"{groups} groups are enough without slices" if groups >= GROUPS else None)
+
+
+def merge_slices(a, b, column, tile, partial, y, m, slices):
+    with span(tile * LANES, m) as i:
+        whole = f32(0)
+        for s in range(slices):
+            whole = whole + partial[s, a, b, column, i]
+        y[a, b, column, i] = whole
+
+
 SIZES = {"ra": lambda call: call["a"] // max(call["wa"], 1), "rb": lambda call: call["b"] // max(call["wb"], 1),
          "n_blocks": lambda call: call["k"] // call.weight_format.block_size}
+CUT = {"sizes": {**SIZES, "slices": slices, "length": slice_length}, "least_lanes": GPU_LANES}
+SPLIT = {**CUT, "then": "merge_slices: a b n m/LANES",
+         "scratch": {"partial": lambda call: (slices(call), call["a"], call["b"], call["n"], call["m"])}}
 
 
 def batches(call):
@@ -103,8 +146,7 @@ def batches(call):
     types={"w": (*FLOATS, *WEIGHT_BLOCKS), "x": (F32, Q8_X)}, check=batches, constants={"COLUMNS": 1, "ROWS": 1},
     keys=lambda types: (types["w"] in WEIGHT_BLOCKS) == (types["x"] is Q8_X),
     flop=lambda call: 2 * call["a"] * call["b"] * call["m"] * call["n"] * call["k"],
-    variant={"types": {"w": FLOATS, "x": (F32,)}, "sizes": SIZES,
-             "constants": {"COLUMNS": lambda call: min(columns_of(call), 4), "ROWS": 4}})
+    variant={"types": {"w": FLOATS, "x": (F32,)}, "sizes": SIZES, "constants": TILE})
 def mul_mat(a, b, tile, strip, w, x, y, m, n, k, ra, rb):
     """MUL_MAT: lanes along k, ROWS x COLUMNS sums in registers."""
     total = private(ROWS * COLUMNS, f32(0))
@@ -120,14 +162,30 @@ def mul_mat(a, b, tile, strip, w, x, y, m, n, k, ra, rb):
                 y[a, b, strip * COLUMNS + c, tile * ROWS + r] = group_sum(total[r * COLUMNS + c])
 
 
-@mul_mat.variant("a b m/LANES n/COLUMNS", types={"w": WEIGHT_BLOCKS, "x": (Q8_X,)}, layouts={"w": "lanes"}, sizes=SIZES,
-                 constants={"COLUMNS": columns_of, "QUADS": lambda call: call.weight_format.scale_run // 4})
-def mul_mat_rows(a, b, tile, strip, w, x, y, m, n, n_blocks, ra, rb):
-    """Lanes are rows, COLUMNS columns in registers, interleaved weights."""
+INTERLEAVED = {"types": {"w": WEIGHT_BLOCKS, "x": (Q8_X,)}, "layouts": {"w": "lanes"}}
+WHOLE = {"COLUMNS": columns_of, "QUADS": lambda call: call.weight_format.scale_run // 4, "SLICE": 0, "PARTIAL": 0, "TURNS": 0, "LENGTH": 0}
+
+
+@mul_mat.variant("a b m/LANES n/COLUMNS", sizes=SIZES, constants=WHOLE, **INTERLEAVED)
+@mul_mat.variant("a b m/LANES n/COLUMNS", name="mul_mat_rows_in_turn", constants=WHOLE | {"TURNS": 1, "LENGTH": 1}, when=cut,
+                 **INTERLEAVED, **CUT)
+@mul_mat.variant("a b m/LANES n/COLUMNS slices", name="mul_mat_rows_split", constants=WHOLE | {"SLICE": 1, "PARTIAL": 1, "LENGTH": 1},
+                 when=cut_and_few, **INTERLEAVED, **SPLIT)
+def mul_mat_rows(a, b, tile, strip, slice, w, x, y, partial, m, n, n_blocks, ra, rb, length):
+    """Lanes are rows, COLUMNS columns in registers, interleaved weights: whole sums, those of one slice of k, or of all slices in turn."""
     total = private(COLUMNS, f32(0))
+    if TURNS:
+        whole = private(COLUMNS, f32(0))
+        edge = length
     with span(0, LANES) as l:
         rows = l + tile * LANES
-        for j in range(n_blocks):
+        for j in range(slice * length if PARTIAL else 0, minimum(slice * length + length, n_blocks) if PARTIAL else n_blocks):
+            if TURNS:
+                if j == edge:
+                    edge = edge + length
+                    for c in static(COLUMNS):
+                        whole[c] = whole[c] + total[c]
+                        total[c] = f32(0)
             block = w[a // ra, b // rb, rows, j]
             for s in static(RUNS):
                 if OFFSET and QUADS == 8:
@@ -154,7 +212,10 @@ def mul_mat_rows(a, b, tile, strip, w, x, y, m, n, n_blocks, ra, rb):
         with only(rows < m):
             for c in static(COLUMNS):
                 if strip * COLUMNS + c < n:
-                    y[a, b, strip * COLUMNS + c, rows] = total[c]
+                    if PARTIAL:
+                        partial[slice, a, b, strip * COLUMNS + c, rows] = total[c]
+                    else:
+                        y[a, b, strip * COLUMNS + c, rows] = whole[c] + total[c] if TURNS else total[c]
 
 
 @mul_mat.variant("a b m n", types={"w": WEIGHT_BLOCKS, "x": (Q8_X,)}, sizes=SIZES)
@@ -174,6 +235,23 @@ def mul_mat_along_k(a, b, row, column, w, x, y, n_blocks, ra, rb):
             value = value - offset(block, s, t) * xs.d * f32(RADIX * xs.sums[t // 4] + xs.sums[2 + t // 4]) * 0.25
         total = total + value
     y[a, b, column, row] = group_sum(total)
+
+
+@mul_mat.variant("a b m/ROWS n/COLUMNS slices", types={"w": FLOATS, "x": (F32,)}, constants=TILE, when=cut, **SPLIT)
+def mul_mat_split(a, b, tile, strip, slice, w, x, partial, m, n, k, ra, rb, length):
+    """The general kernel for one slice of k."""
+    total = private(ROWS * COLUMNS, f32(0))
+    for l in lanes(minimum(length, k - slice * length)):
+        i = l + slice * length
+        xs = tuple(x[a, b, minimum(strip * COLUMNS + c, n - 1), i] for c in static(COLUMNS))
+        for r in static(ROWS):
+            v = w[a // ra, b // rb, minimum(tile * ROWS + r, m - 1), i]
+            for c in static(COLUMNS):
+                total[r * COLUMNS + c] = fma(v, xs[c], total[r * COLUMNS + c])
+    for r in static(ROWS):
+        for c in static(COLUMNS):
+            if (tile * ROWS + r < m) & (strip * COLUMNS + c < n):
+                partial[slice, a, b, strip * COLUMNS + c, tile * ROWS + r] = group_sum(total[r * COLUMNS + c])
 
 
 mul_mat.through["x"] = (quantize_rows, Q8_X)

@@ -1,7 +1,7 @@
 """MUL_MAT_ID: each token's products with the matrices (experts) that its ids name: y[t, u] = w[ids[t, u]] x[t, u], or x[t, 0] for all u.
 
-A row has the bits that MUL_MAT gives for its expert. Groups go over rows of the matrices first, tokens next: tokens of a batch that share
-an expert find its rows in the cache. An id that names no expert is clamped to one that exists.
+A row has the bits that MUL_MAT gives for its expert, on GPUs with the same slices of k. Groups go over rows of the matrices first, tokens
+next: tokens of a batch that share an expert find its rows in the cache. An id that names no expert is clamped to one that exists.
 """
 
 # ruff: noqa: F821
@@ -32,7 +32,7 @@ from engine.lang.words import (
     u32,
 )
 from engine.op import op
-from kernels.mul_mat import quantize_rows
+from kernels.mul_mat import GPU_LANES, GROUPS, cut, quantize_rows, slice_length, slices
 
 
 def experts(call):
@@ -51,7 +51,23 @@ def moved(call):
     return used * call["m"] * w.dtype.row_nbytes(call["k"]) + x.nbytes + ids.nbytes + y.nbytes
 
 
+def cut_and_few(call):
+    """Without slices there were too few groups."""
+    groups = -(-call["m"] // call.lanes) * call["t"] * call["u"]
+    return cut(call) or (f"{groups} groups are enough without slices" if groups >= GROUPS else None)
+
+
+def merge_slices(t, u, tile, partial, y, m, slices):
+    with span(tile * LANES, m) as i:
+        whole = f32(0)
+        for s in range(slices):
+            whole = whole + partial[s, t, u, i]
+        y[t, u, i] = whole
+
+
 SIZES = {"n_blocks": lambda call: call["k"] // call.weight_format.block_size}
+CUT = {"sizes": {**SIZES, "slices": slices, "length": slice_length}, "least_lanes": GPU_LANES}
+SPLIT = {**CUT, "then": "merge_slices: t u m/LANES", "scratch": {"partial": lambda call: (slices(call), call["t"], call["u"], call["m"])}}
 
 
 @op("w[e, m, k], x[t, xu, k], ids[t, u] -> y[t, u, m]", groups="m/ROWS t u",
@@ -90,16 +106,31 @@ def half_run(block, s, q, xs, total):
     return whole
 
 
-@mul_mat_id.variant("m/LANES t u", types={"w": WEIGHT_BLOCKS, "x": (Q8_X,)}, layouts={"w": "lanes"}, sizes=SIZES,
-                    constants={"QUADS": lambda call: call.weight_format.scale_run // 4})
-def mul_mat_id_rows(tile, t, u, w, x, ids, y, e, m, n_blocks):
-    """Lanes are rows, interleaved weights."""
+INTERLEAVED = {"types": {"w": WEIGHT_BLOCKS, "x": (Q8_X,)}, "layouts": {"w": "lanes"}}
+WHOLE = {"QUADS": lambda call: call.weight_format.scale_run // 4, "SLICE": 0, "PARTIAL": 0, "TURNS": 0, "LENGTH": 0}
+
+
+@mul_mat_id.variant("m/LANES t u", sizes=SIZES, constants=WHOLE, **INTERLEAVED)
+@mul_mat_id.variant("m/LANES t u", name="mul_mat_id_rows_in_turn", constants=WHOLE | {"TURNS": 1, "LENGTH": 1}, when=cut,
+                    **INTERLEAVED, **CUT)
+@mul_mat_id.variant("m/LANES t u slices", name="mul_mat_id_rows_split", constants=WHOLE | {"SLICE": 1, "PARTIAL": 1, "LENGTH": 1},
+                    when=cut_and_few, **INTERLEAVED, **SPLIT)
+def mul_mat_id_rows(tile, t, u, slice, w, x, ids, y, partial, e, m, n_blocks, length):
+    """Lanes are rows, interleaved weights: whole sums, those of one slice of k, or of all slices in turn, as `mul_mat_rows` has them."""
     expert = minimum(maximum(index(ids[t, u]), 0), e - 1)
     own = u if OWN else 0
     total = f32(0)
+    if TURNS:
+        whole = f32(0)
+        edge = length
     with span(0, LANES) as l:
         rows = l + tile * LANES
-        for j in range(n_blocks):
+        for j in range(slice * length if PARTIAL else 0, minimum(slice * length + length, n_blocks) if PARTIAL else n_blocks):
+            if TURNS:
+                if j == edge:
+                    edge = edge + length
+                    whole = whole + total
+                    total = f32(0)
             block = w[expert, rows, j]
             for s in static(RUNS):
                 xs = x[t, own, j * RUNS + s]
@@ -108,7 +139,10 @@ def mul_mat_id_rows(tile, t, u, w, x, ids, y, e, m, n_blocks):
                 if OFFSET and QUADS == 8:
                     total = fma(-offset(block, s, 0), xs.s, total)
         with only(rows < m):
-            y[t, u, rows] = total
+            if PARTIAL:
+                partial[slice, t, u, rows] = total
+            else:
+                y[t, u, rows] = whole + total if TURNS else total
 
 
 @mul_mat_id.variant("m t u", types={"w": WEIGHT_BLOCKS, "x": (Q8_X,)}, sizes=SIZES)
@@ -130,6 +164,22 @@ def mul_mat_id_along_k(row, t, u, w, x, ids, y, e, n_blocks):
             value = value - offset(block, s, quad) * xs.d * f32(RADIX * xs.sums[quad // 4] + xs.sums[2 + quad // 4]) * 0.25
         total = total + value
     y[t, u, row] = group_sum(total)
+
+
+@mul_mat_id.variant("m/ROWS t u slices", types={"w": FLOATS, "x": (F32,)}, constants={"ROWS": 4}, when=cut, **SPLIT)
+def mul_mat_id_split(tile, t, u, slice, w, x, ids, partial, e, m, k, length):
+    """The general kernel for one slice of k."""
+    expert = minimum(maximum(index(ids[t, u]), 0), e - 1)
+    own = u if OWN else 0
+    total = private(ROWS, f32(0))
+    for l in lanes(minimum(length, k - slice * length)):
+        i = l + slice * length
+        xs = x[t, own, i]
+        for r in static(ROWS):
+            total[r] = fma(w[expert, minimum(tile * ROWS + r, m - 1), i], xs, total[r])
+    for r in static(ROWS):
+        if tile * ROWS + r < m:
+            partial[slice, t, u, tile * ROWS + r] = group_sum(total[r])
 
 
 mul_mat_id.through["x"] = (quantize_rows, Q8_X)

@@ -135,7 +135,7 @@ def _missing(path: str, backends: Sequence[Backend], form: str | None) -> int:
         for r in rows.values():
             sys.stdout.write(f"{r['backend']} {r['op']}({', '.join(r['types'])}): {r['n_nodes']} nodes: {r['reason']}\n")
         if not rows:
-            sys.stdout.write(f"nothing: {', '.join(b.name for b in backends)} run every node of {path}\n")
+            sys.stdout.write(f"nothing: every node of {path} runs on {', '.join(b.name for b in backends)}\n")
     return 0
 
 

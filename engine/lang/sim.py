@@ -1420,8 +1420,8 @@ def _run_groups(one: Binding, views: Mapping[str, Any]) -> None:
     function = one.function
     kernel = bind(function, one.constants)
     floats = {name: Value(np.float32(value), "f32") for name, value in one.floats.items()}
-    known = {**views, **one.ints, **floats}
     names = function.parameters[len(one.groups) :]
+    known = {**{n: _Absent(n) for n in names if one.constants.get(n.upper()) == 0}, **views, **one.ints, **floats}
     if missing := [n for n in names if n not in known]:
         raise located(function, f"the parameter {missing[0]} is no operand, dimension, size or parameter of the op", function.line, 0)
     args = [known[name] for name in names]

@@ -4,7 +4,8 @@ Every lane runs the whole text with its own number `lane`; what is uniform is co
 or, where its body needs all lanes (words across lanes, spaces inside, uniform names), a predicate on each read and write.
 
 Words across lanes go through arrays the group shares. `_Fences` puts a barrier only where an array is read after another lane's write, or
-written after another lane's read; each loop and branch that touches one ends in a barrier, so that no path is left out.
+written after another lane's read. After a branch, or a loop that may not run at all, what was open before it or in it counts as open; a
+loop whose next turn would meet what this one leaves open ends in a barrier.
 """
 
 from __future__ import annotations
@@ -64,11 +65,10 @@ class _Fences:
     read: set[str] = field(default_factory=set)
 
     def clear(self) -> None:
-        self.written.clear()
-        self.read.clear()
+        self.written, self.read = set(), set()
 
-    def copy(self) -> _Fences:
-        return _Fences(set(self.written), set(self.read))
+    def __or__(self, other: _Fences) -> _Fences:
+        return _Fences(self.written | other.written, self.read | other.read)
 
 
 class SpmdPrinter(ABC):
@@ -91,6 +91,7 @@ class SpmdPrinter(ABC):
         self.mask: str | None = None
         self.taken: set[str] = set()
         self.fences = _Fences()
+        self.turns: list[_Fences] = []  # what the loops around write and read in a turn
         self.shared: dict[str, str] = {}  # array -> kind of its elements
         self.functions: dict[str, list[str]] = {}  # elementary functions in use -> their text
         self.tables: dict[str, Any] = {}
@@ -291,10 +292,9 @@ class SpmdPrinter(ABC):
         start, stop = self.value(s.start), self.steady(s.stop, "stop")
         name = self.fresh(s.var.name)
         self.env[s.var.id] = name
-        before = self.fences.copy()
-        self.open_loop(name, start, stop, s.step.data)
-        self.block(s.body)
-        self.settle(before)
+        with self.turn(s.body):
+            self.open_loop(name, start, stop, s.step.data)
+            self.block(s.body)
         self.close()
 
     def stmt_If(self, s: If) -> None:
@@ -302,10 +302,16 @@ class SpmdPrinter(ABC):
             self.stores_if(s)
             return
         self.open_if(self.value(s.condition))
-        self.branch(s.body)
+        before = self.fences
+        self.fences = before | _Fences()
+        self.block(s.body)
+        after = before | self.fences
         if s.orelse:
             self.open_else()
-            self.branch(s.orelse)
+            self.fences = before | _Fences()
+            self.block(s.orelse)
+            after |= self.fences
+        self.fences = after
         self.close()
 
     def stores_if(self, s: If) -> None:
@@ -322,16 +328,24 @@ class SpmdPrinter(ABC):
             self.store_value(t, value)
         self.close()
 
-    def branch(self, body: Sequence[Stmt]) -> None:
-        before = self.fences.copy()
-        self.block(body)
-        self.settle(before)
-
-    def settle(self, before: _Fences) -> None:
-        """The end of a loop's or a branch's body: nothing it did in shared memory stays open."""
-        if self.fences.written - before.written or self.fences.read - before.read:
+    @contextmanager
+    def turn(self, body: Sequence[Stmt]) -> Iterator[None]:
+        """The body of a loop, its head and all but its end."""
+        if self.fences.written and _meets(body):
+            self.fence(everything=False)  # once here, not in each turn
+            self.fences.clear()
+        before = self.fences
+        self.fences = before | _Fences()
+        self.turns.append(_Fences())
+        yield
+        mine = self.turns.pop()
+        if self.fences.read & mine.written or self.fences.written & mine.read:
             self.fence(everything=False)
-        self.fences = before
+            self.fences = before
+        else:
+            self.fences = before | self.fences
+        if self.turns:
+            self.turns[-1] |= mine
 
     def stmt_Only(self, s: Only) -> None:
         condition = self.value(s.condition)
@@ -357,7 +371,12 @@ class SpmdPrinter(ABC):
 
     def stmt_Tiles(self, s: Tiles) -> None:
         n = self.steady(s.n, "n")
-        before = self.fences.copy()
+        with self.turn(s.body):
+            self.tiles(s, n)
+        self.close()
+
+    def tiles(self, s: Tiles, n: str) -> None:
+        """The head and the body of a loop over tiles."""
         if not needs_all_lanes(s.body):
             name = self.fresh(s.var.name)
             self.open_loop(name, self.lane_index(), n, self.lanes)
@@ -371,8 +390,6 @@ class SpmdPrinter(ABC):
             self.tile(s.var, start, n)
             with self.masked(self.insides[s.var.id]):
                 self.block(s.body)
-        self.settle(before)
-        self.close()
 
     def lane_index(self) -> str:
         return self.convert("i32", "index", "lane")
@@ -408,7 +425,13 @@ class SpmdPrinter(ABC):
             assert z is not None
             inner *= z
         total = self.named("index", "total", self.infix("mul", "index", total, self.literal("index", inner)))
-        before = self.fences.copy()
+        with self.turn(s.body):
+            self.grid(s, sizes, total)
+        self.close()
+
+    def grid(self, s: Grid, sizes: Sequence[int | None], total: str) -> None:
+        """The head and the body of a loop over the places of a grid."""
+        mask: str | None = None
         if needs_all_lanes(s.body):
             start = self.fresh("first")
             self.open_loop(start, self.literal("index", 0), total, self.lanes)
@@ -417,7 +440,7 @@ class SpmdPrinter(ABC):
             last = self.infix("sub", "index", total, self.literal("index", 1))
             place = self.named("index", "place", self.choose("index", mask, place, last))
         else:
-            place, mask = self.fresh("place"), None
+            place = self.fresh("place")
             self.open_loop(place, self.lane_index(), total, self.lanes)
         rest = self.named("i32", "rest", self.convert("index", "i32", place))
         for var, size in zip(s.vars[:0:-1], sizes[:0:-1], strict=True):
@@ -428,8 +451,6 @@ class SpmdPrinter(ABC):
             self.insides[var.id] = mask or self.literal("truth", 1)
         with self.masked(mask):
             self.block(s.body)
-        self.settle(before)
-        self.close()
 
     # -- shared memory ------------------------------------------------------------------------------------------
 
@@ -443,13 +464,15 @@ class SpmdPrinter(ABC):
             self.fence(everything=False)
             self.fences.clear()
         self.share(array, value)
-        self.fences.written.add(array)
+        for f in (self.fences, *self.turns[-1:]):
+            f.written.add(array)
 
     def read_shared(self, array: str) -> None:
         if array in self.fences.written:
             self.fence(everything=False)
             self.fences.clear()
-        self.fences.read.add(array)
+        for f in (self.fences, *self.turns[-1:]):
+            f.read.add(array)
 
     def scratch(self, kind: str, value: str) -> str:
         """A shared array that holds this value of every lane, ready to be read."""
@@ -674,6 +697,12 @@ def _only_stores_folds(s: If) -> bool:
 
 def _touches_memory(e: Expr) -> bool:
     return e.op in ("read", "field", "table") or any(_touches_memory(a) for a in e.args)
+
+
+def _meets(body: Sequence[Stmt]) -> bool:
+    """Whether lanes meet anywhere in a body."""
+    return any((isinstance(s, Assign) and s.var.lane_read) or any(_crosses(e) for e in expressions(s)) or _meets(getattr(s, "body", ()))
+               or _meets(getattr(s, "orelse", ())) for s in body)
 
 
 def _crosses(e: Expr) -> bool:

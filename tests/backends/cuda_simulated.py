@@ -19,6 +19,7 @@ from engine.backends.cuda import compile as toolchain
 from engine.backends.cuda.device import ALIGNMENT, Gpu
 from engine.backends.cuda.plan import CudaPlan, groups_together
 from engine.backends.cuda.sim_words import Crowd, Group, Memory
+from engine.backends.sim import SimBackend
 from engine.dtypes import DTYPES, F16, F32, I8, Q4_0, Q8_0
 from engine.errors import AllocationError, ClosedError, InterruptedRun, KernelError
 from engine.gguf.quants import quantize
@@ -27,6 +28,7 @@ from engine.runtime import load
 from engine.sched.execute import Executable
 from engine.settings import cuda_simulator
 from engine.tensor import Tensor, leaf
+from engine.testing import Example, InterleavedBufferType, check_call
 from engine.testing.conformance import Case, cases, check_case, in_rotation
 from kernels import OPS
 
@@ -100,6 +102,28 @@ def test_interleaved_weights_give_what_the_file_layout_gives(backend: CudaBacken
     rows = OPS["mul_mat"](packed, held(backend, F32, x))
     assert "mul_mat_rows" in backend.supports(rows).variant
     np.testing.assert_allclose(computed(backend, lambda b: rows), plain, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["q4_0", "q4_k", "f16"])
+def test_slices_of_k_have_the_bits_of_the_language_itself(backend: CudaBackend, name: str) -> None:
+    """Two launches over scratch memory; for blocks, all slices by one group too."""
+    m, k = 3, 512
+    e = Example.parse(f"mul_mat[{name},f32,f32] w={m},{k} x=2,{k} seed={SEED}", OPS)
+    blocks = DTYPES[name].is_block
+    names = ("mul_mat_rows_split", "mul_mat_rows_in_turn") if blocks else ("mul_mat_split",)
+    got = [check_call(backend, e, variant, backend.packed if blocks else None) for variant in names]
+    sim = SimBackend([OPS["mul_mat"], OPS["quantize_rows"]], lanes=32)
+    got.append(check_call(sim, e, names[0], InterleavedBufferType(32) if blocks else None))
+    assert len({one.tobytes() for one in got}) == 1
+
+
+def test_weights_lie_interleaved_where_they_can(backend: CudaBackend) -> None:
+    assert list(backend.weight_types) == [backend.packed, backend.buffer_type]
+    assert all(backend.reads(t) for t in backend.weight_types)
+    x = Tensor(F32, (1, 4096), name="x")
+    for rows, variant in ((4096, "mul_mat_rows_split"), (1 << 17, "mul_mat_rows")):
+        w = leaf(Q4_0, (rows, 4096), "w")
+        assert backend.supports(OPS["mul_mat"](w, x), {w: backend.packed}).variant == f"quantize_rows + {variant}"
 
 
 def test_blocks_of_several_groups_and_folded_launches_change_no_bit() -> None:

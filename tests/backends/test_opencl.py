@@ -21,6 +21,7 @@ from engine.op import Step
 from engine.sched.execute import Executable
 from engine.settings import override
 from engine.tensor import Tensor, input_tensor, leaf
+from engine.testing import Example, check_call
 from kernels import OPS
 
 ALL = list(OPS.values())
@@ -445,6 +446,22 @@ def test_any_number_of_lanes_gives_the_product(found: Found, lanes: int) -> None
         w, x = RNG.integers(-3, 4, (40, 64)).astype(np.float16), RNG.integers(-3, 4, (5, 64)).astype(np.float32)
         node = OPS["mul_mat"](placed(backend, w, F16, "w"), placed(backend, x))
         assert (run(backend, node) == x @ w.T.astype(np.float32)).all()
+    finally:
+        backend.close()
+
+
+@pytest.mark.parametrize(("call", "variants"), [
+    ("mul_mat[q4_1,f32,f32] w=33,544:codes x=3,544 seed=1", "mul_mat_rows_split mul_mat_rows_in_turn"),
+    ("mul_mat[q5_k,f32,f32] w=5,512:codes x=2,512 seed=2", "mul_mat_rows_split mul_mat_rows_in_turn"),
+    ("mul_mat[f16,f32,f32] w=7,520 x=3,520 seed=3", "mul_mat_split"),
+    ("mul_mat_id[q8_0,f32,i32,f32] w=3,33,544:codes x=2,1,544 ids=2,2 seed=4", "mul_mat_id_rows_split mul_mat_id_rows_in_turn"),
+    ("mul_mat_id[f32,f32,i32,f32] w=3,5,520 x=2,2,520 ids=2,2 seed=5", "mul_mat_id_split")])
+def test_slices_of_k_add_up_on_the_lanes_of_a_gpu(found: Found, call: str, variants: str) -> None:
+    backend = OpenCLBackend(ALL, found, lanes=32)
+    try:
+        memory = backend.packed if variants.endswith("in_turn") else None
+        got = {check_call(backend, Example.parse(call, OPS), variant, memory).tobytes() for variant in variants.split()}
+        assert len(got) == 1
     finally:
         backend.close()
 

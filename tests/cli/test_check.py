@@ -86,5 +86,5 @@ def test_what_a_model_would_need(cli: CLI, tiny: Path) -> None:
     told = json.loads(cli("ops", "--missing", tiny, "-b", "blas", "--json").out)
     reasons = {r["op"]: r["reason"] for r in told["missing"]}
     assert reasons["get_rows"] == "no kernel for get_rows" and all(r["n_nodes"] > 0 for r in told["missing"])
-    assert "nothing: sim run every node" in cli("ops", "--missing", tiny, "-b", "sim").out
+    assert "nothing: every node of" in cli("ops", "--missing", tiny, "-b", "sim").out
     cli("ops", "--missing", tiny, "--csv").failed(2, "--missing prints text or --json")

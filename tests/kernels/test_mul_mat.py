@@ -7,11 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from engine.backend import KernelRow, KernelTable
 from engine.backends.cpu import CpuBackend
 from engine.backends.sim import SimBackend
-from engine.dtypes import BF16, F16, F32, FLOATS, Q4_K, Q5_K, Q6_K, Q8_0, Q8_X, WEIGHT_BLOCKS, DType
+from engine.dtypes import BF16, F16, F32, FLOATS, NVFP4, Q1_0, Q2_K, Q4_0, Q4_1, Q4_K, Q5_K, Q6_K, Q8_0, Q8_X, WEIGHT_BLOCKS, DType
 from engine.errors import ShapeError
 from engine.gguf.quants import QUANTIZERS
+from engine.op import Call
+from engine.tensor import leaf
 from engine.testing import Example, InterleavedBufferType, Layout, check_call, elements, quantize_activations, run_guarded, values
 from kernels import OPS
 
@@ -97,6 +100,79 @@ def test_batches_that_cannot_share_are_refused(w_shape: tuple[int, ...], x_shape
 @pytest.mark.parametrize("dtype", [F32, F16, Q8_0, Q6_K], ids=str)
 def test_a_long_sum(dtype: DType, cpu: CpuBackend, run_seed: int) -> None:
     check_call(cpu, example(dtype, (3, 8192), (2, 8192), run_seed))
+
+
+# -- slices of k ------------------------------------------------------------------------------------------------
+
+
+def wide() -> SimBackend:
+    return SimBackend([OPS["mul_mat"], OPS["quantize_rows"]], lanes=32)
+
+
+def lies(dtype: DType) -> InterleavedBufferType | None:
+    return InterleavedBufferType(32) if dtype in WEIGHT_BLOCKS else None
+
+
+def chosen(dtype: DType, m: int, k: int, n: int, batches: int = 1) -> tuple[str, dict[str, int]]:
+    """The variant that 32 lanes take, and the sizes it is launched with."""
+    node = OPS["mul_mat"](leaf(dtype, (1, 1, m, k), "w"), leaf(Q8_X if dtype in WEIGHT_BLOCKS else F32, (1, batches, n, k), "x"))
+    call = Call.of(node, {"w": "lanes32"} if dtype in WEIGHT_BLOCKS else {}, 32)
+    row, why = KernelTable([OPS["mul_mat"]], 32).lookup(call)
+    assert isinstance(row, KernelRow), why
+    return row.name, {name: row.variant.sizes[name](call) for name in ("slices", "length") if name in row.variant.sizes}
+
+
+@pytest.mark.parametrize(("dtype", "m", "k"), [(Q8_0, 33, 544), (Q4_1, 5, 800), (Q4_K, 3, 768), (Q2_K, 2, 512), (F32, 6, 1300),
+                                               (BF16, 5, 512)], ids=str)
+def test_a_column_has_the_bits_it_has_alone_in_slices_too(dtype: DType, m: int, k: int, run_seed: int) -> None:
+    """Slices in launches of their own, in turn, and as the table chooses."""
+    sim, memory = wide(), lies(dtype)
+    five = example(dtype, (m, k), (5, k), run_seed) if dtype in FLOATS else random_blocks(dtype, m, 5, k, "codes", run_seed)
+    names = ["mul_mat_split"] if dtype in FLOATS else ["mul_mat_rows_split", "mul_mat_rows_in_turn"]
+    got = [check_call(sim, five, name, memory) for name in names]
+    for n in (1, 2):
+        few = Example.of(OPS["mul_mat"], five.key, {"w": five.operands["w"], "x": five.operands["x"][:n]})
+        assert chosen(dtype, m, k, n)[0] == names[0]
+        for name, whole in zip([None, *names], [got[0], *got], strict=True):
+            assert check_call(sim, few, name, memory).tobytes() == got[0][:n].tobytes() == whole[:n].tobytes()
+
+
+@pytest.mark.parametrize("dtype", [Q4_0, Q6_K, NVFP4, Q1_0, F16], ids=str)
+def test_slices_follow_from_m_and_k_alone_and_fill_the_chip(dtype: DType) -> None:
+    block, tile = (dtype.block_size, 32) if dtype in WEIGHT_BLOCKS else (1, 4)
+    for m in (1, 32, 33, 576, 4096, 16384, 151936):
+        for k in (256, 512, 768, 2304, 4096, 14336):
+            name, sizes = chosen(dtype, m, k, 1)
+            if not sizes:
+                assert k < 512 or -(-m // tile) >= 2048
+                continue
+            slices, length = sizes["slices"], sizes["length"] * block
+            assert name.endswith("split") and slices > 1 and (slices - 1) * length < k <= slices * length and length >= 256
+            assert -(-m // tile) * slices >= 1024 or length < 512, "slices could be shorter"
+            assert -(-m // tile) * (slices - 1) < 2048, "slices could be longer"
+            for n, batches in ((2, 1), (9, 3), (512, 1), (8192, 1)):
+                assert chosen(dtype, m, k, n, batches)[1].get("length") == sizes["length"]
+
+
+def test_columns_enough_make_slices_needless() -> None:
+    for n, batches in ((1024, 1), (64, 16)):
+        assert chosen(Q8_0, 512, 4096, n, batches)[0] == "mul_mat_rows_in_turn"
+        assert chosen(Q8_0, 512, 4096, n // 2, batches)[0] == "mul_mat_rows_split"
+    assert chosen(Q8_0, 512, 256, 1)[0] == "mul_mat_rows"
+
+
+@pytest.mark.parametrize("dtype", [F32, Q8_0, Q4_K], ids=str)
+def test_batches_in_slices_share_matrices(dtype: DType, run_seed: int) -> None:
+    check_call(wide(), example(dtype, (2, 1, 35, 512), (2, 3, 2, 512), run_seed), weights=lies(dtype))
+
+
+def test_cpus_have_no_slices() -> None:
+    for lanes in (1, 4, 8, 16):
+        rows = KernelTable([OPS["mul_mat"], OPS["mul_mat_id"]], lanes).rows.values()
+        assert not any(name in row.name for one in rows for row in one for name in ("split", "in_turn"))
+
+
+# -- activations ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("exponent", [-30, -20, 0, 20, 37])

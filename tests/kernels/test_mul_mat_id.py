@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from engine.backends.cpu import CpuBackend
-from engine.dtypes import BF16, F16, F32, Q2_K, Q4_0, Q4_K, Q5_1, Q6_K, Q8_0, DType
+from engine.backends.sim import SimBackend
+from engine.dtypes import BF16, F16, F32, Q2_K, Q4_0, Q4_K, Q5_1, Q6_K, Q8_0, WEIGHT_BLOCKS, DType
 from engine.errors import ShapeError
-from engine.testing import Example, agrees_in_mean, check_call, elements, run_guarded
+from engine.testing import Example, InterleavedBufferType, agrees_in_mean, check_call, elements, run_guarded
 from kernels import OPS
 
 Array = np.ndarray[Any, Any]
@@ -39,6 +40,18 @@ def test_each_row_has_the_bits_of_its_expert(dtype: DType, packed: bool, cpu: Cp
         one, _ = run_guarded(cpu, Example.of(OPS["mul_mat"], ("mul_mat", (dtype.name, "f32", "f32")), operands),
                              weights=memory(cpu, packed))
         assert got[t, u].tobytes() == one.tobytes()
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16, Q4_0, Q8_0, Q4_K], ids=str)
+def test_slices_of_k_are_those_of_mul_mat(dtype: DType, run_seed: int) -> None:
+    """On a GPU's 32 lanes; slices in turn have the bits of slices in launches of their own."""
+    sim = SimBackend([OPS[n] for n in ("mul_mat", "mul_mat_id", "quantize_rows")], lanes=32)
+    memory = InterleavedBufferType(32) if dtype in WEIGHT_BLOCKS else None
+    made = example(dtype, 3, 33, 544 if dtype.block_size <= 32 else 768, [[2, 0]], seed=run_seed)
+    got = check_call(sim, made, "mul_mat_id_rows_split" if memory else "mul_mat_id_split", memory)
+    assert got.tobytes() == check_call(sim, made, "mul_mat_id_rows_in_turn" if memory else None, memory).tobytes()
+    one = Example.of(OPS["mul_mat"], ("mul_mat", (dtype.name, "f32", "f32")), {"w": made.operands["w"][2], "x": made.operands["x"][0]})
+    assert got[0, 0].tobytes() == run_guarded(sim, one, weights=memory)[0].tobytes()
 
 
 @pytest.mark.parametrize("dtype", [F32, Q8_0, Q4_K], ids=str)

@@ -57,8 +57,8 @@ class CudaBackend(Backend):
 
     @property
     def weight_types(self) -> Sequence[BufferType]:
-        """The file's layout first: a warp a row reads it in whole lines, and one row a lane would leave most of a GPU idle."""
-        return (self.buffer_type, self.packed)
+        """Interleaved first: a row a lane reads whole lines too, once for several columns, and slices of k make groups enough."""
+        return (self.packed, self.buffer_type)
 
     def reads(self, type: BufferType) -> bool:
         return type is self.buffer_type or type is self.packed

@@ -7,7 +7,7 @@ import numpy as np
 from engine.dtypes import FLOATS, RADIX, WEIGHT_BLOCKS
 from engine.op import padded
 from engine.testing.example import Example
-from engine.testing.facts.base import Bound, Draw, Facts, Sizes, bound_of_copies, divisor, shorter
+from engine.testing.facts.base import Bound, Draw, Facts, Sizes, bound_of_copies, divisor, shorter, sometimes_long
 from engine.testing.values import TINY, Array, magnitudes
 
 
@@ -33,6 +33,11 @@ def _at_least_one_row(draw: Draw, sizes: Sizes) -> None:
     sizes["wa"], sizes["wb"] = (divisor(draw, max(sizes[d], 1), f"w{d}") for d in "ab")
 
 
+def _factors(draw: Draw, sizes: Sizes) -> None:
+    shorter(("wa", "a"), ("wb", "b"))(draw, sizes)
+    sometimes_long(draw, sizes)
+
+
 def _bound_of_mul_mat(e: Example) -> Bound:
     """Products of integers are exact, so only scales, offsets and the sum are rounded. Below the normal range a scale d * xs.d keeps an
     absolute precision, and multiplies up to 128 * 127 * RADIX."""
@@ -47,7 +52,7 @@ def _bound_of_mul_mat(e: Example) -> Bound:
 
 
 FACTS: dict[str, Facts] = {
-    "mul_mat": Facts(shorter(("wa", "a"), ("wb", "b")), decades={"w": (-15, 15), "x": (-15, 15)}, bound=_bound_of_mul_mat),
+    "mul_mat": Facts(_factors, decades={"w": (-15, 15), "x": (-15, 15)}, bound=_bound_of_mul_mat),
     "get_rows": Facts(_at_least_one_row, values={"ids": _ids}, bound=_bound_of_rows),
     "quantize_rows": Facts(bound=bound_of_copies),
 }

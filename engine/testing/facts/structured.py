@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from engine.dtypes import RADIX
 from engine.testing.example import Example
-from engine.testing.facts.base import Bound, Draw, Facts, Sizes, bound_of_copies, divisor, exact, mask_values, shorter
+from engine.testing.facts.base import Bound, Draw, Facts, Sizes, bound_of_copies, divisor, exact, mask_values, shorter, sometimes_long
 from engine.testing.values import EPS, TINY, Array, magnitudes
 
 
@@ -139,6 +139,7 @@ def _bound_of_attention(e: Example) -> Bound:
 def _experts(draw: Draw, sizes: Sizes) -> None:
     sizes["xu"] = draw(st.sampled_from([1, sizes["u"]]), label="rows of x for each token")
     sizes["e"] = max(sizes["e"], 1)
+    sometimes_long(draw, sizes)
 
 
 def _expert_ids(rng: np.random.Generator, shape: tuple[int, ...], e: Example) -> Array:

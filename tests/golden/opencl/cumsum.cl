@@ -49,6 +49,7 @@ void cumsum_kernel(__global uchar *x_buffer, long x_offset, long x_stride_0, lon
     float own = 0.0f;
     own_of[lane] = own;
     // for k in range(stretch):
+    barrier(CLK_LOCAL_MEM_FENCE);
     for (long k = 0; k < stretch; k++) {
         // with only(start + k < n):
         const bool t = add_i32(start, (int)k) < (int)n;
@@ -60,12 +61,11 @@ void cumsum_kernel(__global uchar *x_buffer, long x_offset, long x_stride_0, lon
     // total = f32(0)
     float total = 0.0f;
     // for j in range(LANES):
+    barrier(CLK_LOCAL_MEM_FENCE);
     for (long j = 0; j < 32; j++) {
         // total = total + where(i32(l) > j, lane(own, j), 0.0)
-        barrier(CLK_LOCAL_MEM_FENCE);
         const float of_lane = own_of[j];
         total = total + (((int)l > (int)j) ? of_lane : 0.0f);
-        barrier(CLK_LOCAL_MEM_FENCE);
     }
     // for k in range(stretch):
     for (long k_2 = 0; k_2 < stretch; k_2++) {

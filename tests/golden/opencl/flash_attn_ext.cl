@@ -269,7 +269,6 @@ void flash_attn_ext_kernel(__global uchar *q_buffer, long q_offset, long q_strid
                     out_0 = fma(vx, c_0, out_0);
                     out_1 = fma(vx, c_1, out_1);
                 }
-                barrier(CLK_LOCAL_MEM_FENCE);
             }
         }
         barrier(CLK_LOCAL_MEM_FENCE);
