@@ -28,7 +28,7 @@ from engine.runtime import load
 from engine.sched.execute import Executable
 from engine.settings import cuda_simulator
 from engine.tensor import Tensor, leaf
-from engine.testing import Example, InterleavedBufferType, check_call
+from engine.testing import Example, InterleavedBufferType, check_call, run_guarded
 from engine.testing.conformance import Case, cases, check_case, in_rotation
 from kernels import OPS
 
@@ -199,6 +199,13 @@ def test_memory_is_zero_aligned_and_typed(backend: CudaBackend) -> None:
     with pytest.raises(AllocationError, match="size >= 0"):
         backend.buffer_type.allocate(-1)
     assert backend.device.type is DeviceType.TEST and backend.device.capabilities.host_buffer
+
+
+def test_scratch_of_no_elements(backend: CudaBackend) -> None:
+    """The sum of nothing has no partial sums."""
+    empty = Example.of(OPS["sum"], ("sum", ("f32", "f32")), {"x": np.zeros((0, 1, 1, 1), np.float32)})
+    got, guards = run_guarded(backend, empty)
+    assert got == 0 and guards.intact
 
 
 def test_set_and_get_of_strided_tensors_touch_only_their_own_bytes(backend: CudaBackend) -> None:

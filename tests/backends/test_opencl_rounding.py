@@ -49,7 +49,8 @@ def test_quotients_and_roots_are_the_nearest_floats(device: Any) -> None:
     text = SLOPPY + sloppy("divide") + "\n\n" + sloppy("root") + "\n" + KERNEL
     assert text.count("moved(") >= 5
     cl, context = library(), device.shared.context
-    program = cl.Program(context, "#pragma OPENCL FP_CONTRACT OFF\n" + text).build(["-cl-std=CL1.2", "-cl-fp32-correctly-rounded-divide-sqrt"])
+    options = ["-cl-std=CL1.2", "-cl-fp32-correctly-rounded-divide-sqrt"]
+    program = cl.Program(context, "#pragma OPENCL FP_CONTRACT OFF\n" + text).build(options)
     queue = cl.CommandQueue(context)
     flags = cl.mem_flags
     operands = [cl.Buffer(context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=a) for a in (x, y, by)]

@@ -173,5 +173,6 @@ def _touched(b: Binding, scratch: Memory | None) -> Iterator[tuple[int, Any]]:
         nbytes = t.nbytes if buffer.type.layout_of(t.dtype) == "plain" else buffer.type.nbytes_of(t)
         yield buffer.address + at, buffer.memory.host[at : at + nbytes]
     for (_, at), shape in zip(_scratch_addresses(b, scratch), b.scratch.values(), strict=True):
-        assert scratch is not None
-        yield at, scratch.host[at - scratch.address :][: 4 * prod(shape)]
+        if nbytes := 4 * prod(shape):
+            assert scratch is not None
+            yield at, scratch.host[at - scratch.address :][:nbytes]
