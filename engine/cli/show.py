@@ -10,8 +10,6 @@ from engine.backend import KernelRow, KernelTable, ThroughRow
 from engine.calls import a_call
 from engine.cli.text import UsageError
 from engine.lang.binding import Binding, bind
-from engine.lang.tree import Kernel
-from engine.lang.walk import check
 from engine.op import Key, Op
 from engine.runtime import ops
 
@@ -63,10 +61,6 @@ def _launches(op: Op, key: Key, variant: str | None, lanes: int) -> Sequence[Bin
     return bind(call, row.variant)
 
 
-def _kernel(b: Binding) -> Kernel:
-    return check(b.function, b.views, b.groups, tuple(b.ints), tuple(b.floats), b.constants)
-
-
 def _cpu_lanes() -> int:
     from engine.backends.cpu.features import features
 
@@ -83,20 +77,20 @@ def _llvm(b: Binding, lanes: int) -> str:
     from engine.backends.cpu.entry import texts
     from engine.backends.cpu.features import features
 
-    return texts(_kernel(b), features(lanes), SYMBOL)[0]
+    return texts(b.kernel(), features(lanes), SYMBOL)[0]
 
 
 def _asm(b: Binding, lanes: int) -> str:
     from engine.backends.cpu.entry import texts
     from engine.backends.cpu.features import features
 
-    return texts(_kernel(b), features(lanes), SYMBOL)[1]
+    return texts(b.kernel(), features(lanes), SYMBOL)[1]
 
 
 def _cl(b: Binding, lanes: int) -> str:
     from engine.backends.opencl.printer import print_program
 
-    return print_program(_kernel(b), f"{b.function.name}_kernel")
+    return print_program(b.kernel(), f"{b.function.name}_kernel")
 
 
 def _cuda(b: Binding, lanes: int) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from math import prod
 
 from engine.dtypes import F32
 from engine.lang.function import Function
-from engine.lang.tree import ViewType
+from engine.lang.tree import Kernel, ViewType
 from engine.op import Call, Variant, padded
 from engine.tensor import Tensor, row_major
 
@@ -38,6 +38,17 @@ class Binding:
     @property
     def n_groups(self) -> int:
         return prod(self.extents)
+
+    @property
+    def identity(self) -> Hashable:
+        """Launches of equal identity have the same text, on whatever tensors."""
+        return (self.function, tuple(self.views.items()), self.groups, tuple(self.ints), tuple(self.floats), tuple(self.constants.items()))
+
+    def kernel(self) -> Kernel:
+        """The typed tree of the launch. Raises KernelError where the text is not in the language."""
+        from engine.lang.walk import check  # only what compiles needs the checker
+
+        return check(self.function, self.views, self.groups, tuple(self.ints), tuple(self.floats), self.constants)
 
     def strides(self, name: str) -> tuple[int, ...]:
         """Byte strides of a view, zero in front for dimensions the tensor lacks."""

@@ -139,18 +139,9 @@ class SpmdPrinter(ABC):
     def table(self, table: Any, index: str) -> str:
         """One value of a constant table."""
 
+    @abstractmethod
     def nibbles(self, table: Any, quad: str) -> str:
         """Four bytes 0 .. 15, each replaced by that byte of a table of 16."""
-        out, number = "", lambda n: self.literal("u32", n)
-        quad = self.named("u32", "quad", quad)
-        for e in range(4):
-            k = self.infix("and", "u32", self.infix("shr", "u32", quad, number(8 * e)), number(15))
-            word = self.table(table, self.convert("u32", "index", self.infix("shr", "u32", k, number(2))))
-            shift = self.infix("mul", "u32", self.infix("and", "u32", k, number(3)), number(8))
-            byte = self.infix("and", "u32", self.infix("shr", "u32", word, shift), number(255))
-            moved = self.infix("shl", "u32", byte, number(8 * e))
-            out = self.infix("or", "u32", out, moved) if out else moved
-        return out
 
     @abstractmethod
     def offset(self, base: str, terms: Sequence[tuple[str, int | str]], constant: int = 0) -> str:

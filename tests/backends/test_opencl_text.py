@@ -13,7 +13,6 @@ from engine.backend import KernelRow, KernelTable
 from engine.backends.opencl.printer import print_program
 from engine.calls import a_call
 from engine.lang.binding import bind
-from engine.lang.walk import check
 from engine.op import Op
 from kernels import OPS
 
@@ -30,8 +29,7 @@ def text_of(op: Op) -> str:
     assert call is not None
     texts = []
     for b in bind(call, row.variant):
-        kernel = check(b.function, b.views, b.groups, tuple(b.ints), tuple(b.floats), b.constants)
-        texts.append(print_program(kernel, f"{b.function.name}_kernel"))
+        texts.append(print_program(b.kernel(), f"{b.function.name}_kernel"))
     return f"// {op.name}({', '.join(key[1])}), {row.name}, {LANES} lanes\n\n" + "\n".join(texts)
 
 

@@ -15,7 +15,6 @@ from engine.backends.sim import SimBackend
 from engine.dtypes import F32, I32
 from engine.errors import DeviceError
 from engine.lang.binding import bind
-from engine.lang.walk import check
 from engine.lang.words import (
     INF,
     LANES,
@@ -182,7 +181,7 @@ def text_of(kernel):
     node = kernel(leaf(F32, (2, 40), "x"), *([leaf(I32, (2,), "ids")] if kernel is looped else []))
     call = Call.of(Step.of(node), {}, 32)
     b = bind(call, kernel.variants[-1])[0]
-    return print_program(check(b.function, b.views, b.groups, tuple(b.ints), tuple(b.floats), b.constants), f"{kernel.name}_kernel")
+    return print_program(b.kernel(), f"{kernel.name}_kernel")
 
 
 def test_a_word_across_lanes_takes_one_barrier():

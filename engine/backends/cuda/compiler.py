@@ -21,7 +21,6 @@ from engine.backends.cuda.device import Gpu, versions
 from engine.backends.cuda.printer import Program, print_program
 from engine.errors import DeviceError
 from engine.lang.binding import Binding
-from engine.lang.walk import check
 from engine.object_cache import ObjectCache
 
 log = logging.getLogger(__name__)
@@ -30,12 +29,7 @@ ENTRY = "lanewise_kernel"
 
 def program_of(b: Binding) -> Program:
     """The printed text of a launch."""
-    return print_program(check(b.function, b.views, b.groups, tuple(b.ints), tuple(b.floats), b.constants))
-
-
-def what(b: Binding) -> tuple[Any, ...]:
-    """What a text depends on: equal for bindings of one kernel."""
-    return b.function, tuple(b.views.items()), b.groups, tuple(b.ints), tuple(b.floats), tuple(b.constants.items())
+    return print_program(b.kernel())
 
 
 @dataclass(frozen=True)
@@ -68,7 +62,7 @@ class Compiler:
     def kernels(self, bindings: Sequence[Binding]) -> list[Kernel]:
         """The kernel of each binding; what is missing is compiled, in order."""
         with self._lock:
-            asked = [what(b) for b in bindings]
+            asked = [b.identity for b in bindings]
             missing = {w: program_of(b) for w, b in zip(asked, bindings, strict=True) if w not in self._kernels}
             todo = {w: p for w, p in missing.items() if not self._ready(w, p)}
             for left, (w, program) in enumerate(todo.items()):

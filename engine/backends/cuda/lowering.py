@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from engine.backend import KernelRow, Row
 from engine.backends.cuda import compile as toolchain
 from engine.backends.cuda.compile import Capability, Resources
-from engine.backends.cuda.compiler import program_of, what
+from engine.backends.cuda.compiler import program_of
 from engine.backends.cuda.table import CudaTable
 from engine.calls import a_call
 from engine.errors import KernelError
@@ -96,7 +96,7 @@ def _row(row: KernelRow, key: Key, call: Call | None, ccs: tuple[Capability, ...
             yield CompileResult(row.op.name, key, row.name, row.variant.kernel.name, cc, "no call was found that this row takes")
         return
     for binding in bind(call, row.variant):
-        same = what(binding)
+        same = binding.identity
         if same not in done:
             done[same] = list(_compiled(row, key, binding, ccs))
         for r in done[same]:

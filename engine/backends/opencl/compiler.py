@@ -17,7 +17,6 @@ from engine.backends.opencl.devices import Found, library, typed
 from engine.backends.opencl.printer import print_program
 from engine.errors import BuildError
 from engine.lang.binding import Binding
-from engine.lang.walk import check
 from engine.object_cache import ObjectCache
 
 log = logging.getLogger(__name__)
@@ -62,12 +61,11 @@ class Compiler:
 
     def source(self, b: Binding) -> Source:
         """The text of a launch, printed once."""
-        asked = (b.function, tuple(b.views.items()), b.groups, tuple(b.ints), tuple(b.floats), tuple(b.constants.items()))
+        asked = b.identity
         with self._lock:
             if asked not in self._sources:
-                kernel = check(b.function, b.views, b.groups, tuple(b.ints), tuple(b.floats), b.constants)
                 name = f"{b.function.name}_kernel"  # a name of its own: OpenCL C has many functions
-                text = print_program(kernel, name, divide_exact=not self.found.rounds_divisions)
+                text = print_program(b.kernel(), name, divide_exact=not self.found.rounds_divisions)
                 self._sources[asked] = Source(text, name, _describe(b))
             return self._sources[asked]
 
